@@ -1,0 +1,135 @@
+"""Sampling, optimiser, evaluation, engines and limits of a job."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from stages.spec.section import Section
+
+Dtype = Literal["fp32", "bf16"]
+
+
+class SamplingSpec(Section):
+    """How completions are sampled during training."""
+
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """Softmax temperature; log-probs are those of the tempered distribution."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus mass. With importance correction only 1.0 is allowed: truncation changes the sampling distribution."""
+    top_k: int = Field(default=0, ge=0)
+    """Number of candidates kept; 0 keeps all."""
+
+
+class OptimizerSpec(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    warm_up_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the rate rises linearly from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up; `linear` and `cosine` reach 0 at the last optimizer step of the run."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Adam's decay rates."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Adam's epsilon."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay on matrices (norms and biases have none)."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradient norm above which gradients are scaled down."""
+
+
+class EvaluationSpec(Section):
+    """Evaluation on held-out prompts; its rollouts are stored like training ones."""
+
+    every: int = Field(default=5, ge=0)
+    """Evaluate after every n-th iteration (and always after the last); 0 evaluates only before and after the run."""
+    prompts: int = Field(default=200, ge=1)
+    """Held-out prompts, the same ones each time."""
+    samples_per_prompt: int = Field(default=1, ge=1)
+    """Completions per prompt."""
+    temperature: float = Field(default=1.0, ge=0, le=10)
+    """0 decodes greedily."""
+
+
+class StorageSpec(Section):
+    """Where the run's data goes when the cluster file names no store for the region."""
+
+    root: str | None = None
+    """fsspec URL; absent means the deployment's own store directory."""
+    keep_policies: int = Field(default=3, ge=2)
+    """Newest policy versions kept (more where a reader or the staleness bound needs them)."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest resume points kept."""
+    keep_every: int = Field(default=0, ge=0)
+    """Also keep every n-th policy version for good; 0 keeps none."""
+
+
+class GenerationEngineSpec(Section):
+    """The engine that samples."""
+
+    name: Literal["transformers", "vllm"] = "transformers"
+    """Engine by name."""
+    dtype: Dtype = "fp32"
+    """Compute type. Only fp32 makes sampled tokens independent of batch composition."""
+    options: dict[str, JsonValue] = {}
+    """Engine options by the engine's own names, e.g. `enforce_eager`."""
+
+
+class TrainingEngineSpec(Section):
+    """The engine that trains."""
+
+    name: Literal["accelerate"] = "accelerate"
+    """Engine by name."""
+    options: dict[str, JsonValue] = {}
+    """Engine options by the engine's own names."""
+
+
+class EnginesSpec(Section):
+    """Which engines run and how long they live."""
+
+    generation: GenerationEngineSpec = GenerationEngineSpec()
+    """Sampling engine."""
+    training: TrainingEngineSpec = TrainingEngineSpec()
+    """Training engine; its precision is `training.precision` of the job."""
+    idle_timeout_s: float = Field(default=900.0, gt=0)
+    """An engine without requests for this long ends itself."""
+    start_timeout_s: float = Field(default=300.0, gt=0)
+    """Longest wait for an engine to come up."""
+
+
+class LimitsSpec(Section):
+    """Deadlines, tolerances and alarm thresholds."""
+
+    stage_deadline_s: float = Field(default=3600.0, gt=0)
+    """A stage process that runs longer is ended and retried."""
+    gate_deadline_s: float = Field(default=7 * 24 * 3600.0, gt=0)
+    """Longest wait for the policy version that an iteration needs."""
+    canary_max_logprob_gap: float = Field(default=1e-2, gt=0)
+    """Largest allowed gap, in nats, between engine and trainer log-probs on the canary rows (mean over tokens)."""
+    non_finite_steps: int = Field(default=3, ge=1)
+    """Non-finite optimizer steps in a row after which the iteration fails."""
+    alarm_iterations: int = Field(default=3, ge=1)
+    """Iterations in a row with the same trouble (all truncated, constant reward, no signal) that raise an alarm."""
+    max_over_length_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Share of dataset prompts over `lengths.prompt` that is dropped silently enough to go on; above it the job is refused."""
+
+
+class ReplanSpec(Section):
+    """When the placement is decided again."""
+
+    every: int = Field(default=0, ge=0)
+    """Re-plan at every n-th iteration; 0 only at the first one and when the cluster changes."""
+    drift: float = Field(default=0.5, gt=0)
+    """Relative gap between measured and predicted iteration time that makes a re-plan due."""
+    min_gain: float = Field(default=0.1, ge=0)
+    """Relative gain that a new plan must promise to be taken."""
+
+
+class ProfileSpec(Section):
+    """When the machines are measured."""
+
+    every: int = Field(default=0, ge=0)
+    """Measure at every n-th iteration; 0 only at the first one and when the cluster changes."""
