@@ -1,4 +1,7 @@
-"""Sections `data` and `template` of a job: where prompts come from and how they become token ids. Refuses unknown fields."""
+"""Sections `data` and `template` of a job: where prompts come from and how they become token ids.
+
+Refuses unknown fields and contradictions; knows nothing of the file system or of a tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,8 @@ class DataSpec(BaseModel):
     """Options of the source: reasoning-gym's task configuration, or `{name, split, revision}` of an HF dataset."""
 
     held_out_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Fraction of rows never trained on, in [0, 1); chosen by a hash of (seed, prompt_id), so that order and additions don't matter."""
+    """Fraction of rows never trained on, in [0, 1); the rows whose hash of (seed, prompt_id) is least, so that their
+    order in the source doesn't matter."""
 
     held_out_source: str | None = Field(default=None)
     """A separate source for the held-out rows, read with the same columns; then `held_out_fraction` must be 0."""
@@ -108,7 +112,7 @@ class TemplateSpec(BaseModel):
     """Extra variables handed to the chat template, e.g. `{enable_thinking: false}`."""
 
     bos: Literal["auto", "always", "never"] = "auto"
-    """`auto`: one BOS if the tokenizer itself prepends one to plain text, or the template renders one; `always`; `never`."""
+    """`auto`: one BOS if the tokenizer prepends one to plain text or the template renders one; `always`; `never`."""
 
     @model_validator(mode="after")
     def _kind_and_fields_agree(self) -> Self:

@@ -1,4 +1,7 @@
-"""Section `rewards` of a job: which verifiers score a completion and how their values combine. Refuses unknown fields."""
+"""Section `rewards` of a job: which verifiers score a completion and how their values combine.
+
+Refuses unknown fields; the options of a reward are checked by that reward.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,10 @@ class RewardsSpec(BaseModel):
     score_truncated: bool = Field(default=False)
     """True: completions cut at the length limit are scored as is; false: status `truncated`, no value."""
 
-    unparsable_value: float | None = Field(default=0.0, allow_inf_nan=False)
-    """Value of a completion in which no answer can be found (a property of the completion, not of the
-    infrastructure); its status stays `unparsable`. Null: no value, so the row leaves the baseline."""
+    unparsable_value: float | None = Field(default=None, allow_inf_nan=False)
+    """Value of a term whose answer can't be found in a completion that ended by itself. Null: status `unparsable`, no
+    value, so the row leaves the baseline. A number (usually 0): "no answer" counts as an answer of that value and the
+    status is `ok` with nothing parsed. Crashes, time-outs and cut completions never get it."""
 
     max_attempts: int = Field(default=2, ge=1, le=10)
     """Tries per completion whose verifier timed out or died, before the status stands."""

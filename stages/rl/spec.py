@@ -65,13 +65,14 @@ class GrpoSpec(BaseModel):
     """Variant; see stages/rl/losses."""
 
     clip_low: float = Field(default=0.2, ge=0.0, lt=1.0)
-    """Lower clip width: the importance ratio is clipped below at 1 - clip_low. GSPO 3e-4, the others 0.2."""
+    """Lower clip width: the ratio is clipped below at 1 - clip_low. GSPO 3e-4, the others 0.2."""
 
     clip_high: float = Field(default=0.2, ge=0.0, allow_inf_nan=False)
-    """Upper clip width: the importance ratio is clipped above at 1 + clip_high. DAPO 0.28, GSPO 4e-4, the others 0.2."""
+    """Upper clip width: the ratio is clipped above at 1 + clip_high. DAPO 0.28, GSPO 4e-4, the others 0.2."""
 
     dual_clip: float | None = Field(default=None, gt=1.0, allow_inf_nan=False)
-    """Bound c of the dual clip (Ye et al. 2020): with a negative advantage the loss is at most c * |advantage|. Null = off."""
+    """Bound c of the dual clip (Ye et al. 2020): with a negative advantage the loss is at most c * |advantage|.
+    Null = off."""
 
     kl: KlSpec = Field(default_factory=KlSpec)
     """Penalty towards the reference policy."""
@@ -88,7 +89,7 @@ class GrpoSpec(BaseModel):
     """Factor of the entropy bonus; 0 = none."""
 
     drop_zero_variance_groups: bool = True
-    """Leave groups whose valid rewards are all equal out of the loss (they carry no policy gradient); always counted."""
+    """Leave groups whose valid rewards are all equal out of the loss (no policy gradient there); always counted."""
 
     overlong_buffer_tokens: int = Field(default=0, ge=0)
     """Length of the zone before the response limit over which DAPO's soft penalty falls from 0 to -factor; 0 = off."""

@@ -1,0 +1,1 @@
+"""Rewards: verifiers, one per file, and the processes in which they run."""

@@ -1,0 +1,1 @@
+"""Numerics of policy optimisation: advantages in numpy, losses in torch."""
