@@ -114,7 +114,8 @@ class LimitsSpec(Section):
     alarm_iterations: int = Field(default=3, ge=1)
     """Iterations in a row with the same trouble (all truncated, constant reward, no signal) that raise an alarm."""
     max_over_length_fraction: float = Field(default=0.0, ge=0, le=1)
-    """Share of dataset prompts over `lengths.prompt` that is dropped silently enough to go on; above it the job is refused."""
+    """Share of dataset prompts longer than `lengths.prompt` that may be dropped (their count is recorded); above it the
+    job is refused."""
 
 
 class ReplanSpec(Section):
