@@ -1,0 +1,1 @@
+"""Input documents of the planner: cluster and job, their value types and the one loader."""

@@ -1,0 +1,109 @@
+"""Rules of a cluster document across its fields: names are unique and known, every pair of machines has a link."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from plans.errors import Fault, FaultKind
+from plans.spec.cluster import Cluster, resolve_edge
+from plans.spec.gpu_catalog import GPU_CATALOG
+
+
+def cluster_faults(cluster: Cluster, known_machines: Iterable[str] = ()) -> list[Fault]:
+    """Return every cross-field fault of a cluster.
+
+    Args:
+        cluster: the document, field by field already valid.
+        known_machines: machine names that exist although their entry could not be read, so that a link to one of
+            them is not reported as a second fault.
+    """
+    return [
+        *_machine_faults(cluster),
+        *_link_name_faults(cluster, frozenset(known_machines)),
+        *_missing_link_faults(cluster),
+    ]
+
+
+def gpu_type_names(cluster: Cluster) -> tuple[str, ...]:
+    """Return every GPU type name that a machine may use, sorted."""
+    return tuple(sorted({*GPU_CATALOG, *cluster.gpu_types}))
+
+
+def _machine_faults(cluster: Cluster) -> Iterator[Fault]:
+    seen: set[str] = set()
+    known = gpu_type_names(cluster)
+    for index, machine in enumerate(cluster.machines):
+        if machine.name in seen:
+            yield Fault(
+                field=f"machines[{index}].name",
+                found=repr(machine.name),
+                kind=FaultKind.CONFLICT,
+                rule="machine names are unique",
+                remedy="rename one of the two machines",
+            )
+        seen.add(machine.name)
+        if machine.gpu not in known:
+            close = difflib.get_close_matches(machine.gpu, known, n=1, cutoff=0.5)
+            hint = f"write {close[0]!r}, or " if close else ""
+            yield Fault(
+                field=f"machines[{index}].gpu",
+                found=repr(machine.gpu),
+                kind=FaultKind.UNKNOWN_NAME,
+                rule=f"a GPU type is one of {', '.join(known)}",
+                remedy=f"{hint}add the type with its numbers under gpu_types",
+            )
+
+
+def _link_name_faults(cluster: Cluster, known_machines: frozenset[str]) -> Iterator[Fault]:
+    machine_names = known_machines | {m.name for m in cluster.machines}
+    tables = (("regions", cluster.links.regions, None), ("machines", cluster.links.machines, machine_names))
+    for table, links, allowed in tables:
+        seen: set[frozenset[str]] = set()
+        for index, link in enumerate(links):
+            place = f"links.{table}[{index}].between"
+            if link.pair in seen:
+                yield Fault(
+                    field=place,
+                    found=str(list(link.between)),
+                    kind=FaultKind.CONFLICT,
+                    rule="a pair is named once (links are symmetric)",
+                    remedy="remove one of the two",
+                )
+            seen.add(link.pair)
+            unknown = [] if allowed is None else [name for name in link.between if name not in allowed]
+            for name in unknown:
+                yield Fault(
+                    field=place,
+                    found=repr(name),
+                    kind=FaultKind.UNKNOWN_NAME,
+                    rule="it names machines of this cluster",
+                    remedy="correct the name or remove the link",
+                )
+
+
+def _missing_link_faults(cluster: Cluster) -> Iterator[Fault]:
+    reported: set[tuple[str, ...]] = set()
+    for a, b in combinations(cluster.machines, 2):
+        if a.name == b.name or resolve_edge(cluster.links, a, b) is not None:
+            continue
+        if a.region != b.region:
+            first, second = sorted((a.region, b.region))
+            key: tuple[str, ...] = ("regions", first, second)
+            what = f"no link between regions {first} and {second}"
+            remedy = f"add {{between: [{first}, {second}], latency_ms: ..., bandwidth_gbps: ...}} or forbidden: true"
+        else:
+            kind = "same_zone" if a.zone_name == b.zone_name else "same_region"
+            key = (kind,)
+            what = f"no {kind} link for machines {a.name} and {b.name}"
+            remedy = f"add links.{kind}: {{latency_ms: ..., bandwidth_gbps: ...}}"
+        if key not in reported:
+            reported.add(key)
+            yield Fault(
+                field=f"links.{key[0]}",
+                found=what,
+                kind=FaultKind.MISSING,
+                remedy=remedy,
+                rule="every pair of machines needs a link or a prohibition",
+            )

@@ -1,0 +1,346 @@
+"""The one loader: JSON or YAML text -> cluster or job (plan: `plans.plan_load`), all faults reported at once.
+
+Text in, value out: reading files is the caller's work. This is the only module that handles raw mappings. Doubled
+keys, non-finite numbers, values of a type that JSON does not have, unknown keys and unknown formats are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar, cast
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from plans.errors import Fault, FaultKind, SpecError
+from plans.spec.cluster import Cluster
+from plans.spec.cluster_rules import cluster_faults
+from plans.spec.job import EXECUTION_SECTIONS, Job, job_faults
+from plans.spec.model import SpecModel
+
+ModelT = TypeVar("ModelT", bound=SpecModel)
+Location = tuple[int | str, ...]
+
+_KINDS = {
+    "missing": FaultKind.MISSING,
+    "extra_forbidden": FaultKind.UNKNOWN_FIELD,
+    "literal_error": FaultKind.OUT_OF_RANGE,
+    "enum": FaultKind.OUT_OF_RANGE,
+    "finite_number": FaultKind.OUT_OF_RANGE,
+    "greater_than": FaultKind.OUT_OF_RANGE,
+    "greater_than_equal": FaultKind.OUT_OF_RANGE,
+    "less_than": FaultKind.OUT_OF_RANGE,
+    "less_than_equal": FaultKind.OUT_OF_RANGE,
+    "too_short": FaultKind.OUT_OF_RANGE,
+    "string_pattern_mismatch": FaultKind.OUT_OF_RANGE,
+    "value_error": FaultKind.CONFLICT,
+}
+_REMEDIES = {
+    FaultKind.MISSING: "add the field",
+    FaultKind.UNKNOWN_FIELD: "remove or correct the field's name",
+    FaultKind.WRONG_TYPE: "write a value of that type",
+    FaultKind.OUT_OF_RANGE: "write an allowed value",
+    FaultKind.CONFLICT: "correct the entry",
+}
+_MAX_PRUNE_ROUNDS = 50
+
+
+def load_cluster(text: str, source_name: str) -> Cluster:
+    """Return the cluster of a document.
+
+    Args:
+        text: JSON or YAML.
+        source_name: the name that messages use, normally the file's path.
+
+    Raises:
+        SpecError: with every fault of the document.
+    """
+    return cluster_from_document(parse_document(text, source_name), source_name)
+
+
+def load_job(text: str, source_name: str) -> Job:
+    """Return the planner's part of a job document; raises SpecError with every fault of the document."""
+    return job_from_document(parse_document(text, source_name), source_name)
+
+
+def cluster_from_document(document: Mapping[str, object], source_name: str) -> Cluster:
+    """Return the cluster of a parsed document; raises SpecError with every fault."""
+    names = _raw_machine_names(document)
+    return build(Cluster, document, source_name, lambda cluster: cluster_faults(cluster, names))
+
+
+def job_from_document(document: Mapping[str, object], source_name: str) -> Job:
+    """Return the planner's part of a parsed job document; raises SpecError with every fault."""
+    planner = {key: value for key, value in document.items() if key not in EXECUTION_SECTIONS}
+    sections = {key: value for key, value in document.items() if key in EXECUTION_SECTIONS}
+    if "execution" in planner:  # the name of our own container, not a section of the file
+        raise SpecError(source_name, [_unknown_key("execution")])
+    return build(Job, planner | ({"execution": sections} if sections else {}), source_name, job_faults)
+
+
+def parse_document(text: str, source_name: str) -> dict[str, object]:
+    """Return the mapping of a JSON or YAML text, made of JSON types only and with finite numbers only.
+
+    Raises:
+        SpecError: not readable, not a mapping, doubled keys, or values that JSON does not have.
+    """
+    try:
+        raw = _parse_json(text) if text.lstrip().startswith("{") else _parse_yaml(text)
+    except (ValueError, yaml.YAMLError) as error:
+        detail = " ".join(str(error).split())
+        raise SpecError(
+            source_name,
+            [
+                Fault(
+                    field="",
+                    found=f"unreadable ({detail})",
+                    rule="it is one JSON or YAML document",
+                    remedy="correct the syntax",
+                    kind=FaultKind.SYNTAX,
+                )
+            ],
+        ) from error
+    if not isinstance(raw, dict):
+        raise SpecError(
+            source_name,
+            [
+                Fault(
+                    field="",
+                    found=_show(raw),
+                    rule="it is a mapping of fields",
+                    remedy="write `field: value` entries",
+                    kind=FaultKind.WRONG_TYPE,
+                )
+            ],
+        )
+    faults: list[Fault] = []
+    _collect_value_faults(raw, "", faults)
+    if faults:
+        raise SpecError(source_name, faults)
+    return cast("dict[str, object]", raw)
+
+
+def build(
+    model: type[ModelT],
+    document: Mapping[str, object],
+    source_name: str,
+    cross_faults: Callable[[ModelT], Sequence[Fault]],
+) -> ModelT:
+    """Validate a document field by field and across fields; report everything together.
+
+    When single fields are at fault, the entries that hold them are set aside and the rest is still checked across
+    fields, so that one run of the command shows all there is to correct.
+
+    Raises:
+        SpecError: with every fault.
+    """
+    value, faults = _validate(model, document)
+    if value is not None:
+        faults.extend(cross_faults(value))
+        if not faults:
+            return value
+    else:
+        rest = _prune_until_valid(model, document)
+        if rest is not None:
+            faults.extend(cross_faults(rest))
+    raise SpecError(source_name, faults)
+
+
+def _validate(model: type[ModelT], document: Mapping[str, object]) -> tuple[ModelT | None, list[Fault]]:
+    if "format" not in document:
+        default = model.model_fields["format"].default
+        fault = Fault(
+            field="format",
+            found="missing",
+            rule=f"it is {default!r}",
+            remedy=f"add format: {default}",
+            kind=FaultKind.MISSING,
+        )
+        _, others = _validate(model, {**document, "format": default})
+        return None, [fault, *others]
+    try:
+        return model.model_validate_json(json.dumps(document), strict=True), []
+    except ValidationError as error:
+        return None, _merge_union_faults([_fault_of(detail) for detail in error.errors(include_url=False)])
+
+
+def _fault_of(detail: ErrorDetails) -> Fault:
+    kind = _KINDS.get(detail["type"], FaultKind.WRONG_TYPE)
+    location = _clean(detail["loc"])
+    found = "missing" if kind is FaultKind.MISSING else _show(detail["input"])
+    rule = detail["msg"][:1].lower() + detail["msg"][1:]
+    rule = rule.removeprefix("value error, ").replace("input should", "it should")
+    rule = rule.replace("field required", "it is required")
+    if kind is FaultKind.UNKNOWN_FIELD:
+        rule, found = "this format has no such field", "given"
+    return Fault(field=_path(location), found=found, rule=rule, remedy=_REMEDIES[kind], kind=kind)
+
+
+def _merge_union_faults(faults: list[Fault]) -> list[Fault]:
+    """Drop what pydantic repeats for each branch of a union: equal messages, and the whole beside its parts."""
+    deeper = tuple(f.field for f in faults)
+    return [
+        fault
+        for fault in dict.fromkeys(faults)
+        if fault.kind is not FaultKind.WRONG_TYPE or not any(f.startswith(f"{fault.field}.") for f in deeper)
+    ]
+
+
+def _clean(location: Location) -> Location:
+    """Drop pydantic's names of union branches, which are not part of the document."""
+    return tuple(part for part in location if not (isinstance(part, str) and part in _UNION_BRANCHES))
+
+
+_UNION_BRANCHES = frozenset({"ModelSpec", "VerifierSpec", "LlmShape", "str"})
+
+
+def _path(location: Location) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+    return text.removesuffix(".[key]")
+
+
+def _show(value: object) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _unknown_key(name: str) -> Fault:
+    return Fault(
+        field=name,
+        found="given",
+        rule="this format has no such field",
+        remedy="remove or correct the field's name",
+        kind=FaultKind.UNKNOWN_FIELD,
+    )
+
+
+def _prune_until_valid(model: type[ModelT], document: Mapping[str, object]) -> ModelT | None:
+    """Return the model of what is left when faulty entries are removed, or None if too little is left."""
+    default = model.model_fields["format"].default
+    rest = cast("dict[str, object]", json.loads(json.dumps({**document, "format": default})))
+    for _ in range(_MAX_PRUNE_ROUNDS):
+        try:
+            return model.model_validate_json(json.dumps(rest), strict=True)
+        except ValidationError as error:
+            locations = [(_clean(d["loc"]), d["type"]) for d in error.errors(include_url=False)]
+            # From the back, so that removing one list entry does not shift the next one.
+            removed = [
+                _remove(rest, loc, error_type)
+                for loc, error_type in sorted(
+                    set(locations), key=lambda item: tuple(str(p).zfill(9) for p in item[0]), reverse=True
+                )
+            ]
+            if not any(removed):
+                return None
+    return None
+
+
+def _remove(root: dict[str, object], location: Location, error_type: str) -> bool:
+    """Remove the list entry that holds a fault, or the field itself; tell whether anything was removed."""
+    last_index = max((i for i, part in enumerate(location) if isinstance(part, int)), default=None)
+    cut = len(location) if error_type == "extra_forbidden" or last_index is None else last_index + 1
+    target: object = root
+    for part in location[: cut - 1]:
+        target = _child(target, part)
+    key = location[cut - 1] if cut else ""
+    if isinstance(target, dict) and key in target:
+        del target[key]
+        return True
+    if isinstance(target, list) and isinstance(key, int) and key < len(target):
+        del target[key]
+        return True
+    return False
+
+
+def _child(value: object, part: int | str) -> object:
+    if isinstance(value, dict):
+        return value.get(part)
+    if isinstance(value, list) and isinstance(part, int) and part < len(value):
+        return value[part]
+    return None
+
+
+def _raw_machine_names(document: Mapping[str, object]) -> list[str]:
+    machines = document.get("machines")
+    if not isinstance(machines, list):
+        return []
+    return [m["name"] for m in machines if isinstance(m, dict) and isinstance(m.get("name"), str)]
+
+
+def _collect_value_faults(value: object, path: str, faults: list[Fault]) -> None:
+    if isinstance(value, dict):
+        for key, child in value.items():
+            if not isinstance(key, str):
+                faults.append(
+                    Fault(
+                        field=path,
+                        found=f"the key {key!r}",
+                        rule="keys are text",
+                        remedy="put the key in quotes",
+                        kind=FaultKind.WRONG_TYPE,
+                    )
+                )
+            _collect_value_faults(child, f"{path}.{key}" if path else str(key), faults)
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            _collect_value_faults(child, f"{path}[{index}]", faults)
+    elif isinstance(value, float) and not math.isfinite(value):
+        faults.append(
+            Fault(
+                field=path,
+                found=str(value),
+                rule="numbers are finite",
+                remedy="write a finite number",
+                kind=FaultKind.OUT_OF_RANGE,
+            )
+        )
+    elif value is not None and not isinstance(value, str | int | float | bool):
+        faults.append(
+            Fault(
+                field=path,
+                found=f"{value} ({type(value).__name__})",
+                rule="values are JSON types",
+                remedy="put the value in quotes",
+                kind=FaultKind.WRONG_TYPE,
+            )
+        )
+
+
+def _parse_json(text: str) -> object:
+    return json.loads(text, object_pairs_hook=_unique_pairs)
+
+
+def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result: dict[str, object] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"the key {key!r} is given twice")
+        result[key] = value
+    return result
+
+
+class _StrictYamlLoader(yaml.SafeLoader):
+    """Safe YAML that refuses doubled keys and reads `1e9` as a number, as YAML 1.2 does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        """Return the mapping of a node after checking that no key is given twice."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep=deep)
+
+
+_StrictYamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _parse_yaml(text: str) -> object:
+    return yaml.load(text, Loader=_StrictYamlLoader)
