@@ -105,7 +105,7 @@ class GrpoSpec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _take_variant_values(cls, data: Any) -> Any:
+    def _take_variant_values(cls, data: Any) -> Any:  # noqa: ANN401 - input of any type, as pydantic hands it over
         if not isinstance(data, dict):
             return data
         variant = _VARIANTS.get(str(data.get("loss", "grpo")), {})
@@ -153,5 +153,38 @@ class CorrectionSpec(BaseModel):
     @model_validator(mode="after")
     def _floor_needs_mask(self) -> Self:
         if self.floor > 0.0 and self.mode != "mask":
-            raise ValueError(f"correction.floor is {self.floor} but mode {self.mode!r} has no lower bound; use mode: mask")
+            raise ValueError(
+                f"correction.floor is {self.floor} but mode {self.mode!r} has no lower bound; use mode: mask"
+            )
         return self
+
+
+def sampling_faults(correction: CorrectionSpec, *, top_p: float, top_k: int, min_p: float = 0.0) -> list[str]:
+    """Sentences on sampling settings that make importance ratios wrong; empty when there are none.
+
+    A truncating sampler renormalises by the kept mass, so with unchanged weights every ratio equals that mass instead
+    of 1 (trl#6789).
+
+    Args:
+        correction: The correction in force.
+        top_p: Nucleus mass; 1 = off.
+        top_k: Candidates kept; 0 or -1 = off.
+        min_p: Least probability relative to the best token; 0 = off.
+    """
+    if correction.mode == "none":
+        return []
+    on = [
+        text
+        for text, is_on in (
+            (f"top_p {top_p}", top_p < 1.0),
+            (f"top_k {top_k}", top_k > 0),
+            (f"min_p {min_p}", min_p > 0),
+        )
+        if is_on
+    ]
+    if not on:
+        return []
+    return [
+        f"sampling {', '.join(on)} truncates the distribution, so correction.mode {correction.mode!r} would weigh "
+        "every token by the kept mass: switch truncation off, or set correction.mode to none"
+    ]
