@@ -1,0 +1,151 @@
+"""Parquet bytes of rollout tables: bounded row groups, page checksums, additive schema on reading."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from storage.errors import CorruptObjectError, ObjectMissingError, SchemaVersionError
+from storage.manifest import Part
+from storage.rollout_schema import COLUMNS, SCHEMA_VERSION, Family, arrow_schema
+from storage.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+ROW_GROUP_BYTES = 16 << 20
+"""Aimed size of a row group in memory: what a reader of one group holds at once."""
+
+MAX_ROW_GROUP_ROWS = 8192
+"""Most rows in a row group."""
+
+
+def encode_table(table: pa.Table) -> bytes:
+    """Return the table as Parquet; equal tables give equal bytes under one version of pyarrow."""
+    import pyarrow.parquet as pq
+
+    per_row = max(1, table.nbytes // max(1, table.num_rows))
+    sink = io.BytesIO()
+    pq.write_table(
+        table,
+        sink,
+        row_group_size=max(1, min(MAX_ROW_GROUP_ROWS, ROW_GROUP_BYTES // per_row)),
+        compression="zstd",
+        write_page_checksum=True,
+    )
+    return sink.getvalue()
+
+
+def content_digest(table: pa.Table, family: Family) -> str:
+    """Return the SHA-256 (hex) of a table without its provenance columns."""
+    import pyarrow as pa
+
+    names = [column.name for column in COLUMNS[family] if not column.is_provenance and column.name in table.column_names]
+    sink = io.BytesIO()
+    content = table.select(names).replace_schema_metadata(None).combine_chunks()
+    with pa.ipc.new_stream(sink, content.schema) as writer:
+        writer.write_table(content)
+    return hashlib.sha256(sink.getbuffer()).hexdigest()
+
+
+def read_table(store: Store, part: Part, family: Family, columns: Sequence[str]) -> pa.Table:
+    """Read columns of one Parquet part, as the current schema has them.
+
+    Optional columns that an older file lacks become null.
+
+    Args:
+        store: Where from.
+        part: Data object, from a manifest.
+        family: Family that the object belongs to.
+        columns: Names to read, all of the family.
+
+    Raises:
+        ObjectMissingError: The object is gone.
+        CorruptObjectError: Torn, of another size or row count, checksum wrong, a required column missing or of
+            another type, or null in a required column; names file and column.
+        SchemaVersionError: Written by newer code.
+    """
+    import pyarrow as pa
+
+    schema = arrow_schema(family)
+    with open_parquet(store, part) as file:
+        _check_version(store, part, family, file.schema_arrow)
+        present = file.schema_arrow.names
+        for column in COLUMNS[family]:
+            if column.is_required and column.since == 1 and column.name not in present:
+                raise _column_error(store, part, column.name, "is required but missing")
+        wanted = [name for name in columns if name in present]
+        try:
+            table = file.read(columns=wanted)
+        except (pa.ArrowException, OSError) as error:
+            message = f"{store.url}/{part.path}: rows cannot be read ({error}); run `motley verify`"
+            raise CorruptObjectError(message, key=part.path) from error
+    arrays = [_conformed(store, part, table, schema.field(name)) for name in columns]
+    return pa.table(arrays, schema=pa.schema([schema.field(name) for name in columns]))
+
+
+def open_parquet(store: Store, part: Part) -> pq.ParquetFile:
+    """Open a Parquet part after comparing its size, footer and row count with the manifest (P1, P2).
+
+    Raises:
+        ObjectMissingError: The object is gone.
+        CorruptObjectError: Another size, no footer, or another row count.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    size = store.size(part.path)
+    if size is None:
+        message = f"{store.url}/{part.path} is missing although its manifest names it; run `motley verify`"
+        raise ObjectMissingError(message, key=part.path)
+    if size != part.size:
+        message = f"{store.url}/{part.path} has {size} bytes, its manifest says {part.size}; repeat the stage"
+        raise CorruptObjectError(message, key=part.path)
+    source = store.open_input(part.path)
+    try:
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        source.close()
+        message = f"{store.url}/{part.path} is no complete Parquet file ({error}); repeat the stage that wrote it"
+        raise CorruptObjectError(message, key=part.path) from error
+    if file.metadata.num_rows != part.rows:
+        found = file.metadata.num_rows
+        file.close(force=True)
+        message = f"{store.url}/{part.path} has {found} rows, its manifest says {part.rows}; repeat the stage"
+        raise CorruptObjectError(message, key=part.path)
+    return file
+
+
+def _check_version(store: Store, part: Part, family: Family, schema: pa.Schema) -> None:
+    text = (schema.metadata or {}).get(b"motley.schema", b"").decode()
+    name, _, version = text.rpartition("/")
+    if name != family.value or not version.isdecimal():
+        message = f"{store.url}/{part.path} holds schema {text!r}, but {family.value!r} is needed"
+        raise CorruptObjectError(message, key=part.path)
+    if int(version) > SCHEMA_VERSION:
+        message = (
+            f"{store.url}/{part.path} has schema version {version}, newer than {SCHEMA_VERSION}, the newest that "
+            "this code reads; update Motley"
+        )
+        raise SchemaVersionError(message, key=part.path)
+
+
+def _conformed(store: Store, part: Part, table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    import pyarrow as pa
+
+    if field.name not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+    array = table.column(field.name)
+    if array.type != field.type:
+        raise _column_error(store, part, field.name, f"has type {array.type}, but {field.type} is needed")
+    if not field.nullable and array.null_count:
+        raise _column_error(store, part, field.name, f"is required but null in {array.null_count} rows")
+    return array
+
+
+def _column_error(store: Store, part: Part, name: str, fault: str) -> CorruptObjectError:
+    message = f"{store.url}/{part.path}: column {name} {fault}; repeat the stage that wrote the file"
+    return CorruptObjectError(message, key=part.path)

@@ -1,0 +1,266 @@
+"""Policy versions: publish, find, fetch; ``head.json`` names the authoritative one.
+
+The head never goes back, except by an explicit rollback record (T9). Version k is the policy that iteration k
+starts from; version 0 is the initial policy.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from storage.documents import fingerprint, model_bytes, read_model
+from storage.errors import CorruptObjectError, InvalidInputError, ObjectMissingError, PolicyVersionError
+from storage.layout import manifest_key, policy_folder, policy_head
+from storage.manifest import Manifest, PartSource, commit, corrupt_part, find_valid, load_manifest, sha256_of_file
+from storage.store import Store
+from storage.weights_hash import weights_hash
+
+POLICY_KIND = "policy"
+HEAD_FORMAT = "motley.policy_head/1"
+
+
+class Rollback(BaseModel):
+    """Why the head was once set back."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    from_version: int
+    """Head before."""
+    to_version: int
+    """Head after."""
+    reason: str
+    """Words of whoever asked for it."""
+    at: datetime
+    """When, UTC."""
+
+
+class PolicyHead(BaseModel):
+    """The document ``head.json``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    format: Literal["motley.policy_head/1"] = "motley.policy_head/1"
+    """Kind and version of this document."""
+    version: int = Field(ge=0)
+    """Authoritative policy version."""
+    weights_hash: str
+    """Hash of its tensors."""
+    rollbacks: tuple[Rollback, ...] = ()
+    """Every time that the head was set back, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A committed policy version."""
+
+    run: str
+    """Run name."""
+    version: int
+    """Policy version."""
+    weights_hash: str
+    """SHA-256 over the tensors (``storage.weights_hash``)."""
+    manifest: Manifest
+    """Its manifest; ``metadata`` holds what the publisher gave."""
+
+
+def publish_policy(
+    store: Store,
+    run: str,
+    version: int,
+    files: Mapping[str, bytes | Path],
+    *,
+    created_by: str,
+    metadata: Mapping[str, Any] | None = None,
+    is_head: bool = True,
+    attempt: str | None = None,
+) -> Policy:
+    """Commit a policy version and make it the head. Publishing the same tensors and files again is success.
+
+    Args:
+        store: Where to.
+        run: Run name.
+        version: Policy version; must not be below the head unless it is committed with the same content already.
+        files: A whole model directory by file name: ``*.safetensors`` and configuration, tokenizer, template ...
+        created_by: Who publishes.
+        metadata: JSON-able extras (iteration, optimizer step, dtype ...).
+        is_head: Also advance the head to this version.
+        attempt: Token of this attempt; default a fresh one.
+
+    Raises:
+        AlreadyPublishedError: The version is committed with other content.
+        PolicyVersionError: The version is below the head and was never committed.
+        CorruptObjectError: A safetensors file is truncated or malformed; nothing is published.
+        InvalidInputError: No safetensors file.
+    """
+    digest = weights_hash(files)
+    folder = policy_folder(run, version)
+    head = read_head(store, run)
+    if head is not None and version < head.version and find_valid(store, folder) is None:
+        message = (
+            f"{store.url}/{folder}: policy version {version} is below the head {head.version} and was never "
+            "committed; use roll_back_head to go back on purpose"
+        )
+        raise PolicyVersionError(message, key=folder)
+    manifest = commit(
+        store,
+        folder,
+        {name: PartSource(data) for name, data in files.items()},
+        kind=POLICY_KIND,
+        input_fingerprint=fingerprint(POLICY_KIND, run, version),
+        created_by=created_by,
+        policy_versions=(version,),
+        metadata={**(metadata or {}), "weights_hash": digest},
+        attempt=attempt,
+    )
+    policy = _policy(store, run, version, manifest)
+    if is_head and (head is None or version > head.version):
+        advance_head(store, run, version)
+    return policy
+
+
+def resolve_policy(store: Store, run: str, version: int | None = None) -> Policy:
+    """Return a committed policy version, default the head.
+
+    Raises:
+        ObjectMissingError: Not committed.
+        CorruptObjectError: Its manifest is damaged, or head and policy contradict each other.
+    """
+    head = read_head(store, run) if version is None else None
+    if version is None and head is None:
+        message = f"{store.url}/{policy_head(run)}: run {run} has no policy yet"
+        raise ObjectMissingError(message, key=policy_head(run))
+    wanted = head.version if head is not None else version
+    policy = _policy(store, run, int(wanted or 0), load_manifest(store, policy_folder(run, int(wanted or 0))))
+    if head is not None and head.weights_hash != policy.weights_hash:
+        message = (
+            f"{store.url}/{policy_head(run)} says version {head.version} has hash {head.weights_hash[:12]}, its "
+            f"manifest {policy.weights_hash[:12]}; run `motley verify`"
+        )
+        raise CorruptObjectError(message, key=policy_head(run))
+    return policy
+
+
+def read_head(store: Store, run: str) -> PolicyHead | None:
+    """Return the head document, ``None`` if the run has no policy yet."""
+    try:
+        return read_model(store, policy_head(run), PolicyHead, HEAD_FORMAT)
+    except ObjectMissingError:
+        return None
+
+
+def head_version(store: Store, run: str) -> int | None:
+    """Return the authoritative policy version, ``None`` if there is no policy yet. One small read, never waits."""
+    head = read_head(store, run)
+    return None if head is None else head.version
+
+
+def advance_head(store: Store, run: str, version: int) -> PolicyHead:
+    """Make a committed version the head; the head itself again is success.
+
+    Raises:
+        PolicyVersionError: The version is below the head.
+        ObjectMissingError: The version is not committed.
+    """
+    head = read_head(store, run)
+    policy = resolve_policy(store, run, version)
+    if head is not None and version < head.version:
+        message = f"run {run}: the head is {head.version} and never goes back to {version}; use roll_back_head"
+        raise PolicyVersionError(message, key=policy_head(run))
+    rollbacks = head.rollbacks if head is not None else ()
+    return _publish_head(store, run, policy, rollbacks, head)
+
+
+def roll_back_head(store: Store, run: str, version: int, *, reason: str, at: datetime) -> PolicyHead:
+    """Set the head back on purpose and record why.
+
+    Args:
+        store: Where.
+        run: Run name.
+        version: Committed version below the head.
+        reason: Why, in words.
+        at: When, UTC.
+
+    Raises:
+        PolicyVersionError: The version is not below the head.
+        ObjectMissingError: The version is not committed.
+        InvalidInputError: No reason given.
+    """
+    head = read_head(store, run)
+    if not reason.strip():
+        message = f"run {run}: a rollback of the head needs a reason"
+        raise InvalidInputError(message)
+    if head is None or version >= head.version:
+        message = f"run {run}: the head is {None if head is None else head.version}, so {version} is no rollback"
+        raise PolicyVersionError(message, key=policy_head(run))
+    policy = resolve_policy(store, run, version)
+    record = Rollback(from_version=head.version, to_version=version, reason=reason, at=at)
+    return _publish_head(store, run, policy, (*head.rollbacks, record), head)
+
+
+def local_policy_folder(store: Store, policy: Policy) -> Path | None:
+    """Return the folder from which an engine can load the policy without a copy, ``None`` for remote stores."""
+    return store.local_path(f"{policy_folder(policy.run, policy.version)}/{policy.manifest.attempt}")
+
+
+def fetch_policy(store: Store, policy: Policy, folder: Path) -> Path:
+    """Copy a policy into a local folder, comparing every hash; a complete copy already there is reused.
+
+    Args:
+        store: Where from.
+        policy: From :func:`resolve_policy`.
+        folder: Target; appears complete or not at all.
+
+    Raises:
+        CorruptObjectError: A part's bytes differ from the manifest.
+        ObjectMissingError: A part is gone.
+    """
+    if folder.is_dir() and _is_complete_copy(policy, folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+    try:
+        for part in policy.manifest.parts:
+            target = temporary / part.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            store.download(part.path, target)
+            size, sha256 = sha256_of_file(target)
+            if (size, sha256) != (part.size, part.sha256):
+                raise corrupt_part(store, part, size, sha256)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _is_complete_copy(policy: Policy, folder: Path) -> bool:
+    return all(
+        (folder / part.name).is_file() and sha256_of_file(folder / part.name) == (part.size, part.sha256)
+        for part in policy.manifest.parts
+    )
+
+
+def _policy(store: Store, run: str, version: int, manifest: Manifest) -> Policy:
+    digest = manifest.metadata.get("weights_hash")
+    if manifest.kind != POLICY_KIND or manifest.policy_versions != (version,) or not isinstance(digest, str):
+        message = f"{store.url}/{manifest.key} is no manifest of policy version {version}; run `motley verify`"
+        raise CorruptObjectError(message, key=manifest_key(policy_folder(run, version)))
+    return Policy(run, version, digest, manifest)
+
+
+def _publish_head(
+    store: Store, run: str, policy: Policy, rollbacks: tuple[Rollback, ...], before: PolicyHead | None
+) -> PolicyHead:
+    head = PolicyHead(version=policy.version, weights_hash=policy.weights_hash, rollbacks=rollbacks)
+    if head != before:
+        store.publish(policy_head(run), model_bytes(head, policy_head(run)))
+    return head
