@@ -110,7 +110,10 @@ def save_checkpoint(
     """
     absent = [name for name in rng_files if name not in files]
     if absent or not rng_files:
-        message = f"checkpoint {version} of run {run}: RNG files {absent or 'none'} given, one per rank must be among files"
+        message = (
+            f"checkpoint {version} of run {run}: RNG files {absent or 'none'} given, but one file per rank is needed "
+            "and each must be among the files"
+        )
         raise InvalidInputError(message)
     folder = checkpoint_folder(run, version)
     manifest = commit(

@@ -30,7 +30,7 @@ def json_bytes(value: object, what: str = "document") -> bytes:
         return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
     except (TypeError, ValueError) as error:
         path = _first_fault(value, "")
-        message = f"{what}: field {path or '/'} cannot be stored as JSON ({error}); use finite numbers, text, lists, maps"
+        message = f"{what}: field {path or '/'} cannot be stored as JSON ({error}); use finite numbers, text, lists"
         raise InvalidInputError(message) from error
 
 
@@ -49,7 +49,9 @@ def parse_json(data: bytes, key: str, url: str) -> dict[str, Any]:
     try:
         value = json.loads(data, parse_constant=_refuse_constant)
     except ValueError as error:
-        message = f"{url}/{key} is no complete JSON document ({len(data)} bytes: {error}); delete it and repeat its stage"
+        message = (
+            f"{url}/{key} is no complete JSON document ({len(data)} bytes: {error}); repeat the stage that wrote it"
+        )
         raise CorruptObjectError(message, key=key) from error
     if not isinstance(value, dict):
         message = f"{url}/{key} holds a JSON {type(value).__name__}, but an object is needed"

@@ -32,8 +32,8 @@ _TRANSIENT_CODES = frozenset(
     | {"429", "408", "IncompleteBody", "BadDigest"}
 )
 _CREDENTIAL_CODES = frozenset(
-    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "AuthFailure", "TokenRefreshRequired"}
-    | {"MissingSecurityHeader", "InvalidSecurity", "401", "AuthorizationHeaderMalformed"}
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "AuthFailure"}
+    | {"TokenRefreshRequired", "MissingSecurityHeader", "InvalidSecurity", "401", "AuthorizationHeaderMalformed"}
 )
 _DENIED_CODES = frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "MethodNotAllowed"})
 _MISSING_CODES = frozenset({"NoSuchKey", "404", "NotFound"})
@@ -44,8 +44,8 @@ _CREDENTIAL_CLASSES = frozenset(
 )
 _TRANSIENT_CLASSES = frozenset(
     {"EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError", "HTTPClientError"}
-    | {"ClientConnectorError", "ServerDisconnectedError", "ClientPayloadError", "ServerTimeoutError", "ProxyConnectionError"}
-    | {"ResponseStreamingError", "IncompleteReadError", "ClientOSError", "HttpError"}
+    | {"ClientConnectorError", "ServerDisconnectedError", "ClientPayloadError", "ServerTimeoutError"}
+    | {"ResponseStreamingError", "IncompleteReadError", "ClientOSError", "HttpError", "ProxyConnectionError"}
 )
 
 _CLOCK = " (if this repeats, compare this machine's clock with the store's: more than 15 minutes apart is refused)"

@@ -43,7 +43,7 @@ def content_digest(table: pa.Table, family: Family) -> str:
     """Return the SHA-256 (hex) of a table without its provenance columns."""
     import pyarrow as pa
 
-    names = [column.name for column in COLUMNS[family] if not column.is_provenance and column.name in table.column_names]
+    names = [column.name for column in COLUMNS[family] if not column.is_provenance]
     sink = io.BytesIO()
     content = table.select(names).replace_schema_metadata(None).combine_chunks()
     with pa.ipc.new_stream(sink, content.schema) as writer:

@@ -28,7 +28,7 @@ class PosixStore:
             root: Folder of the store.
             is_synced: Call fsync, so that a published object survives a power cut (a killed process needs none).
         """
-        self._root = Path(os.path.abspath(root.expanduser()))
+        self._root = root.expanduser().absolute()
         self._is_synced = is_synced
 
     @property
@@ -105,14 +105,13 @@ class PosixStore:
             return self._path(key).open("rb")
 
     def delete(self, key: str) -> bool:
-        """Remove an object and the folders that it leaves empty."""
+        """Remove an object; its folder stays, since a writer may just be about to use it."""
         path = self._path(key)
         with translated(self.url, key, "delete"):
             try:
                 path.unlink()
             except FileNotFoundError:
                 return False
-            self._remove_empty_folders(path.parent)
             return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -136,16 +135,9 @@ class PosixStore:
                     yield ObjectInfo(key=key, size=stat.st_size, modified=datetime.fromtimestamp(stat.st_mtime, UTC))
 
     def _write_temporary(self, target: Path, source: bytes | Path) -> Path:
-        for _ in range(100):  # a concurrent delete may remove the folder while it is still empty
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.parent / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
-            try:
-                file = temporary.open("xb")
-                break
-            except FileNotFoundError:
-                continue
-        else:
-            file = temporary.open("xb")
+        self._make_folder(target.parent)
+        temporary = target.parent / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        file = temporary.open("xb")
         try:
             with file:
                 if isinstance(source, Path):
@@ -169,23 +161,20 @@ class PosixStore:
             raise
         self._sync_folder(target.parent)
 
+    def _make_folder(self, folder: Path) -> None:
+        """Create a folder and what is missing above it, each entry synced; another process may do the same (C18)."""
+        missing = [folder]
+        while not missing[-1].exists() and missing[-1].parent != missing[-1]:
+            missing.append(missing[-1].parent)
+        for created in reversed(missing[:-1]):
+            created.mkdir(exist_ok=True)
+            self._sync_folder(created.parent)
+
     def _sync_folder(self, folder: Path) -> None:
         if not self._is_synced:
             return
-        while True:
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            if folder in (self._root, folder.parent):
-                return
-            folder = folder.parent
-
-    def _remove_empty_folders(self, folder: Path) -> None:
-        while folder != self._root and self._root in folder.parents:
-            try:
-                folder.rmdir()
-            except OSError:  # not empty, or already gone
-                return
-            folder = folder.parent
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

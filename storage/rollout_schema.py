@@ -113,8 +113,20 @@ _SAMPLING = (
 _PROVENANCE = (
     Column("engine", "string", "Generation engine, e.g. transformers, vllm.", is_required=True, is_provenance=True),
     Column("engine_version", "string", "Version of the engine's package.", is_required=True, is_provenance=True),
-    Column("dtype", "string", "Number type of the sampler's weights: float32, bfloat16, float16.", is_required=True, is_provenance=True),
-    Column("logprob_mode", "string", "What sampler_logprobs are of: processed (temperature, top-p, top-k) or raw.", is_required=True, is_provenance=True),
+    Column(
+        "dtype",
+        "string",
+        "Number type of the sampler's weights: float32, bfloat16, float16.",
+        is_required=True,
+        is_provenance=True,
+    ),
+    Column(
+        "logprob_mode",
+        "string",
+        "What sampler_logprobs are of: processed (temperature, top-p, top-k) or raw.",
+        is_required=True,
+        is_provenance=True,
+    ),
     Column("template_hash", "string", "SHA-256 of the chat template.", is_provenance=True),
     Column("tokenizer_hash", "string", "SHA-256 of the tokenizer files.", is_provenance=True),
     Column("region", "string", "Region of the machine.", is_provenance=True),
@@ -157,7 +169,9 @@ COLUMNS: dict[Family, tuple[Column, ...]] = {
         Column("importance_weight_mean", "float64", "Mean over tokens of exp(trainer - sampler log-prob)."),
         Column("importance_weight_max", "float64", "Maximum over tokens of exp(trainer - sampler log-prob)."),
         Column("num_truncated_weights", "int32", "Tokens whose importance weight was truncated."),
-        Column("trainer_logprob_mean", "float64", "Mean over tokens of the trainer's log-prob before the update, nats."),
+        Column(
+            "trainer_logprob_mean", "float64", "Mean over tokens of the trainer's log-prob before the update, nats."
+        ),
         Column("trainer_logprob_min", "float64", "Minimum over tokens of the trainer's log-prob, nats."),
         Column("logprob_gap_max", "float64", "Maximum over tokens of |trainer - sampler log-prob|, nats."),
         Column("trained_policy_version", "int64", "Policy version that the update started from."),

@@ -177,7 +177,9 @@ def shard_manifests(
             missing.append(str(shard))
     if missing:
         folder = shard_folder(run, iteration, name.value, 0, split).rpartition("/")[0]
-        message = f"{store.url}/{folder}: shards {', '.join(missing)} of {num_shards} are not committed; repeat the stage"
+        message = (
+            f"{store.url}/{folder}: shards {', '.join(missing)} of {num_shards} are not committed; repeat the stage"
+        )
         raise ObjectMissingError(message, key=folder)
     for manifest in manifests:
         check_schema_version(manifest, SCHEMA_VERSION)

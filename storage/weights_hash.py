@@ -98,7 +98,9 @@ def weights_hash(files: Mapping[str, bytes | Path]) -> str:
                 raise InvalidInputError(message)
             digests[tensor] = digest
     if not digests:
-        message = f"no tensors to hash: a policy needs *.safetensors files, found {', '.join(sorted(files)) or 'nothing'}"
+        message = (
+            f"no tensors to hash: a policy needs *.safetensors files, found {', '.join(sorted(files)) or 'nothing'}"
+        )
         raise InvalidInputError(message)
     total = hashlib.sha256()
     for tensor in sorted(digests):
