@@ -175,6 +175,9 @@ def commit(
         return _agreed(store, standing, manifest)
     for part in parts:
         _write_part(store, part, sources[part.name])
+    if faults := part_faults(store, manifest):
+        message = f"{store.url}/{folder}: the store lost what was just written: {'; '.join(faults)}; repeat the stage"
+        raise CorruptObjectError(message, key=folder)
     return _publish_manifest(store, manifest, encoded)
 
 
@@ -321,7 +324,5 @@ def _described(name: str, path: str, source: PartSource) -> Part:
 def _write_part(store: Store, part: Part, source: PartSource) -> None:
     if isinstance(source.data, Path):
         store.publish_file(part.path, source.data)
-        if (size := store.size(part.path)) != part.size:
-            raise corrupt_part(store, part, size or 0, "unknown")
     else:
         store.publish(part.path, source.data)

@@ -6,6 +6,7 @@ sample, whatever the number of shards and the order of writing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -185,8 +186,8 @@ def shard_manifests(
         check_schema_version(manifest, SCHEMA_VERSION)
         if _num_shards(store, manifest) != num_shards:
             message = (
-                f"{store.url}/{manifest.key} belongs to {_num_shards(store, manifest)} shards, shard 0 to {num_shards}: "
-                "a repeated stage has not written all its shards yet; repeat it"
+                f"{store.url}/{manifest.key} belongs to {_num_shards(store, manifest)} shards, shard 0 to {num_shards}"
+                ": a repeated stage has not written all its shards yet; repeat it"
             )
             raise CorruptObjectError(message, key=manifest.key)
     return manifests
@@ -300,8 +301,7 @@ def _read_all(
     table = pa.concat_tables(iter_shards(store, run, iteration, family, columns=columns, split=split))
     ids = table.column("row_id").to_pylist()
     if len(set(ids)) != len(ids):
-        seen: set[str] = set()
-        doubled = sorted({name for name in ids if name in seen or seen.add(name)})
+        doubled = sorted(name for name, count in Counter(ids).items() if count > 1)
         message = (
             f"{store.url}/{run}/iterations/{iteration}: {len(doubled)} row ids of {family.value} occur twice, "
             f"first {doubled[0]}; run `motley verify`"

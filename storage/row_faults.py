@@ -81,7 +81,7 @@ def _faults(row: Mapping[str, Any], family: Family) -> Iterator[str]:
     if family is Family.REWARD and (row.get("reward") is not None) != (row.get("reward_status") == RewardStatus.OK):
         yield f"reward is {row.get('reward')!r} with status {row.get('reward_status')!r}: a value exactly when ok"
     if family is Family.TRAINING and bool(row.get("is_dropped")) != (row.get("dropped_reason") is not None):
-        yield f"is_dropped is {row.get('is_dropped')!r} with reason {row.get('dropped_reason')!r}: a reason exactly then"
+        yield f"is_dropped is {row.get('is_dropped')!r} with reason {row.get('dropped_reason')!r}: a reason if dropped"
 
 
 def _rollout_faults(row: Mapping[str, Any]) -> Iterator[str]:

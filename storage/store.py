@@ -127,7 +127,7 @@ def checked_key(key: str) -> str:
 class FsspecStore:
     """A store on any fsspec file system whose PUT is atomic (S3, GCS, Azure, memory)."""
 
-    def __init__(self, filesystem: Any, root: str, url: str) -> None:
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> None:
         """Wrap a file system.
 
         Args:
@@ -305,7 +305,7 @@ def _modified(info: dict[str, Any]) -> datetime | None:
     return None
 
 
-def open_store(url: str, *, is_retrying: bool = True, **options: Any) -> Store:
+def open_store(url: str, *, is_retrying: bool = True, **options: Any) -> Store:  # noqa: ANN401 - fsspec's options
     """Open the object store at a URL.
 
     Args:

@@ -132,7 +132,8 @@ def _checked_entries(entries: list[TensorEntry], start: int, size_bytes: int, na
     for entry in entries:
         bits = _BITS.get(entry.dtype)
         if entry.start != place or (bits is not None and entry.length != (prod(entry.shape) * bits + 7) // 8):
-            message = f"{name}: tensor {entry.name} lies at byte {entry.start} with {entry.length} bytes, which contradicts its header"
+            found = f"lies at byte {entry.start} with {entry.length} bytes"
+            message = f"{name}: tensor {entry.name} {found}, which contradicts its type, its shape or its neighbour"
             raise CorruptObjectError(message, key=name)
         place += entry.length
     if place != size_bytes:
