@@ -113,6 +113,8 @@ class TrainingRequest:
     """Padded tokens per micro-batch at most (one row is always allowed)."""
     max_non_finite_steps: int
     """Non-finite optimizer steps in a row that end the call with a `NumericsError`."""
+    max_response_tokens: int | None = None
+    """Response limit of the job; needed by the loss aggregation `sequence_mean_token_sum_norm`, which divides by it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,54 @@
+"""Which rows go to which rank and into which micro-batch. Pure: indices and lengths in, indices out.
+
+The order of rows inside an optimizer step changes the result only by rounding, since losses are divided by counts over
+the whole step; so rows are sorted by length, which keeps padding small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def split_over_ranks(row_indices: Sequence[int], lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Deal rows out so that the ranks' numbers of rows differ by at most one and their lengths are alike.
+
+    Args:
+        row_indices: Rows of one optimizer step.
+        lengths: Tokens of every row, by row index.
+        num_ranks: Number of ranks; those beyond the number of rows get none.
+
+    Returns:
+        Row indices of each rank, longest first. [num_ranks][rows]
+    """
+    ordered = _longest_first(row_indices, lengths)
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    for place, row in enumerate(ordered):
+        lap, seat = divmod(place, num_ranks)
+        # Back and forth, so that rank 0 doesn't get the longest row of every lap.
+        shares[seat if lap % 2 == 0 else num_ranks - 1 - seat].append(row)
+    return shares
+
+
+def pack_micro_batches(row_indices: Sequence[int], lengths: Sequence[int], max_padded_tokens: int) -> list[list[int]]:
+    """Cut rows, sorted by length, into micro-batches of at most `max_padded_tokens` padded tokens.
+
+    Args:
+        row_indices: Rows of one rank in one optimizer step.
+        lengths: Tokens of every row, by row index.
+        max_padded_tokens: Rows times longest row, at most; a single row may exceed it.
+
+    Returns:
+        Row indices of each micro-batch, longest rows first; so the first micro-batch shows whether memory suffices.
+    """
+    micro_batches: list[list[int]] = []
+    for row in _longest_first(row_indices, lengths):
+        # The first row of a micro-batch is its longest.
+        if micro_batches and (len(micro_batches[-1]) + 1) * lengths[micro_batches[-1][0]] <= max_padded_tokens:
+            micro_batches[-1].append(row)
+        else:
+            micro_batches.append([row])
+    return micro_batches
+
+
+def _longest_first(row_indices: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    return sorted(row_indices, key=lambda row: (-lengths[row], row))

@@ -1,0 +1,146 @@
+"""A complete resume point of the trainer: optimizer, counts, random states, and full-precision weights where needed.
+
+Files of a trainer directory:
+
+- `trainer.json`: counts, the model config's hash, number of ranks.
+- `optimizer.safetensors`: AdamW's moments and step counts by parameter name (`exp_avg/<name>` ...).
+- `random_rank_<r>.safetensors`: random states of rank r.
+- `weights.safetensors`: weights at training precision, where the policy directory holds rounded ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from stages.errors import ContractError
+
+FORMAT: Final = "motley.trainer/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerCounts:
+    """What the trainer counts over the whole run."""
+
+    optimizer_step: int = 0
+    """Next optimizer step of the run."""
+    non_finite_in_a_row: int = 0
+    """Optimizer steps skipped since the last good one."""
+
+
+def config_hash(model: nn.Module) -> str:
+    """SHA-256 of what makes two models interchangeable: class, and name, shape of every weight."""
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    config: Any = model.config
+    content = {
+        "class": type(model).__name__,
+        "shapes": shapes,
+        "rope": _plain(getattr(config, "rope_parameters", None)),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_trainer_files(
+    directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, counts: TrainerCounts, *, has_weights: bool,
+    num_ranks: int, policy_version: int,
+) -> None:  # fmt: skip
+    """Write everything but the random states; called by rank 0."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            tensors[f"{key}/{names[parameter]}"] = value.detach().cpu().contiguous().clone()
+    save_file(tensors, directory / "optimizer.safetensors")
+    if has_weights:
+        weights = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
+        save_file(weights, directory / "weights.safetensors")
+    document = {
+        "format": FORMAT, "model_config_hash": config_hash(model), "num_ranks": num_ranks,
+        "policy_version": policy_version, **asdict(counts),
+    }  # fmt: skip
+    (directory / "trainer.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read_trainer_files(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainerCounts:
+    """Restore the optimizer (and weights, if they are there) and return the counts.
+
+    Raises:
+        ContractError: Another format, another model, or missing files.
+    """
+    document = _read_document(directory / "trainer.json")
+    found, expected = document.get("model_config_hash"), config_hash(model)
+    if found != expected:
+        raise ContractError(
+            f"{directory} was saved from another model (config hash {found}, this model has {expected}): "
+            "resume with the model of the run, or start a fresh run",
+            found=found,
+            expected=expected,
+        )
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for key, value in _load(directory / "optimizer.safetensors").items():
+        field, _, name = key.partition("/")
+        parameter = parameters[name]
+        # Step counts stay where AdamW's fused kernel wants them: beside the parameter, in fp32.
+        optimizer.state[parameter][field] = value.to(parameter.device)
+    if (directory / "weights.safetensors").exists():
+        with torch.no_grad():
+            for name, value in _load(directory / "weights.safetensors").items():
+                parameters[name].copy_(value)
+    return TrainerCounts(
+        optimizer_step=int(document["optimizer_step"]), non_finite_in_a_row=int(document["non_finite_in_a_row"])
+    )
+
+
+def write_random_state(directory: Path, rank: int) -> None:
+    """Write this rank's random states."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    save_file(states, _random_path(directory, rank))
+
+
+def read_random_state(directory: Path, rank: int) -> bool:
+    """Restore this rank's random states; False when the point was saved with fewer ranks."""
+    path = _random_path(directory, rank)
+    if not path.exists():
+        return False
+    states = load_file(path)
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+    return True
+
+
+def _random_path(directory: Path, rank: int) -> Path:
+    return directory / f"random_rank_{rank}.safetensors"
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    if not path.exists():
+        raise ContractError(f"the resume point lacks {path}: fetch the trainer directory again", path=str(path))
+    tensors: dict[str, Tensor] = load_file(path)
+    return tensors
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise ContractError(f"the resume point lacks {path}: fetch the trainer directory again", path=str(path))
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if document.get("format") != FORMAT:
+        raise ContractError(
+            f"{path} has format {document.get('format')!r} instead of {FORMAT!r}: it isn't a trainer directory",
+            path=str(path),
+        )
+    return document
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON of a config
+    return json.loads(json.dumps(value, default=str))
