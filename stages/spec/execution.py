@@ -65,6 +65,8 @@ class StorageSpec(Section):
     """Newest resume points kept."""
     keep_every: int = Field(default=0, ge=0)
     """Also keep every n-th policy version for good; 0 keeps none."""
+    samples_per_shard: int = Field(default=128, ge=1)
+    """Completions of one rollout shard (rounded down to whole prompt groups, at least one); the unit of a retry."""
 
 
 class GenerationEngineSpec(Section):

