@@ -14,6 +14,7 @@ folder with one ``manifest.json`` and, per attempt, one folder of data objects::
     <run>/trainer/index.json
     <run>/trainer/<v>/manifest.json         and <run>/trainer/<v>/<attempt>/<file>
     <run>/leases/<holder>.json
+    <run>/retention.json
     <run>/metrics/manifest.json             and <run>/metrics/<attempt>/metrics.parquet
 
 The run's name is the first segment of every key, so a fresh run can never pick up another run's objects.
@@ -68,6 +69,7 @@ class Kind(StrEnum):
     CHECKPOINT_INDEX = "checkpoint_index"
     CHECKPOINT = "checkpoint"
     LEASE = "lease"
+    RETENTION = "retention"
     METRICS = "metrics"
 
 
@@ -224,6 +226,11 @@ def lease(run: str, holder: str) -> str:
     return f"{leases_folder(run)}/{check_name(holder, 'lease holder')}.json"
 
 
+def retention_ledger(run: str) -> str:
+    """Key of the document that names versions about to be deleted."""
+    return f"{run_folder(run)}/retention.json"
+
+
 def metrics_folder(run: str) -> str:
     """Folder (artefact) of the exported metrics."""
     return f"{run_folder(run)}/metrics"
@@ -268,19 +275,23 @@ def parse_key(key: str) -> ParsedKey:
     return parsed
 
 
+_SINGLE = {
+    "run.json": Kind.RUN_RECORD,
+    "retention.json": Kind.RETENTION,
+    "policies/head.json": Kind.POLICY_HEAD,
+    "trainer/index.json": Kind.CHECKPOINT_INDEX,
+}
+
+
 def _parse_rest(run: str, rest: list[str]) -> ParsedKey | None:
+    if (kind := _SINGLE.get("/".join(rest))) is not None:
+        return ParsedKey(kind=kind, run=run)
     match rest:
-        case ["run.json"]:
-            return ParsedKey(kind=Kind.RUN_RECORD, run=run)
         case ["profiles", number, name] if _NUMBER.match(number) and name.endswith(".json") and name != ".json":
             return ParsedKey(kind=Kind.PROFILE, run=run, number=int(number), name=name[:-5])
         case ["profiles" | "plans" as part, name] if name.endswith(".json") and _NUMBER.match(name[:-5]):
             kind = Kind.PROFILE if part == "profiles" else Kind.PLAN
             return ParsedKey(kind=kind, run=run, number=int(name[:-5]))
-        case ["policies", "head.json"]:
-            return ParsedKey(kind=Kind.POLICY_HEAD, run=run)
-        case ["trainer", "index.json"]:
-            return ParsedKey(kind=Kind.CHECKPOINT_INDEX, run=run)
         case ["leases", name] if name.endswith(".json"):
             return ParsedKey(kind=Kind.LEASE, run=run, name=name[:-5])
         case ["metrics", *tail]:

@@ -1,0 +1,96 @@
+"""SQL over a run: a DuckDB connection with views that follow the manifests, on any store.
+
+Views: ``rollouts``, ``rewards``, ``reference``, ``critic_values``, ``training`` (the column families),
+``completions`` (rollouts with all families joined), ``iterations`` (the records) and ``metrics`` (long table).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from storage.arrow_files import dataset_of
+from storage.iterations import find_iterations, find_records, find_shards
+from storage.layout import Split
+from storage.metrics import metrics_table
+from storage.rollout_schema import COLUMNS, Family, arrow_schema
+from storage.runs import IterationRecord, load_run
+from storage.store import Store
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+VIEWS: dict[Family, str] = {
+    Family.ROLLOUTS: "rollouts",
+    Family.REWARD: "rewards",
+    Family.REFERENCE: "reference",
+    Family.VALUES: "critic_values",
+    Family.TRAINING: "training",
+}
+"""View of each column family; ``values`` is a keyword of SQL."""
+
+
+def connect(store: Store, run: str) -> duckdb.DuckDBPyConnection:
+    """Open an in-memory DuckDB connection with the views of one run.
+
+    The views hold what is committed now. Rows are read when a query runs, only the columns that it needs.
+
+    Args:
+        store: Where the run lies.
+        run: Run name.
+
+    Raises:
+        ObjectMissingError: No such run.
+    """
+    import duckdb
+
+    load_run(store, run)
+    connection = duckdb.connect()
+    iterations = find_iterations(store, run)
+    for family, view in VIEWS.items():
+        keys = [
+            part.path
+            for split in Split
+            for manifest in find_shards(store, run, family, split, iterations)
+            for part in manifest.parts
+        ]
+        schema = arrow_schema(family)
+        connection.register(view, dataset_of(store, keys, schema) if keys else schema.empty_table())
+    connection.register("iterations", _iterations_table(find_records(store, run)))
+    connection.register("metrics", metrics_table(store, run))
+    connection.execute(_completions_view())
+    return connection
+
+
+def _completions_view() -> str:
+    selected, joins, taken = ["rollouts.*"], [], {column.name for column in COLUMNS[Family.ROLLOUTS]}
+    for family, view in VIEWS.items():
+        if family is Family.ROLLOUTS:
+            continue
+        selected += [f'{view}."{column.name}"' for column in COLUMNS[family] if column.name not in taken]
+        joins.append(f"LEFT JOIN {view} ON {view}.row_id = rollouts.row_id")
+    return f"CREATE TEMP VIEW completions AS SELECT {', '.join(selected)} FROM rollouts {' '.join(joins)}"
+
+
+def _iterations_table(records: list[IterationRecord]) -> pa.Table:
+    import pyarrow as pa
+
+    numbers = pa.map_(pa.string(), pa.float64())
+    time = pa.timestamp("us", tz="UTC")
+    schema = pa.schema(
+        [
+            ("run", pa.string()),
+            ("iteration", pa.int64()),
+            ("plan", pa.int64()),
+            ("policy_version_start", pa.int64()),
+            ("policy_version_end", pa.int64()),
+            ("started_at", time),
+            ("ended_at", time),
+            ("measured_s", numbers),
+            ("predicted_s", numbers),
+            ("counts", pa.map_(pa.string(), pa.int64())),
+            ("metrics", numbers),
+            ("alarms", pa.list_(pa.string())),
+        ]
+    )
+    return pa.Table.from_pylist([record.model_dump(include=set(schema.names)) for record in records], schema=schema)

@@ -1,0 +1,214 @@
+"""Check of every committed artefact of a run against its manifest, and of what belongs together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pydantic import BaseModel
+
+from storage import layout
+from storage.checkpoints import INDEX_FORMAT, CheckpointIndex
+from storage.documents import check_format, parse_json, read_model
+from storage.errors import InvalidNameError, ObjectMissingError, StorageError
+from storage.layout import Kind, ParsedKey, Split, parse_key
+from storage.leases import LEASE_FORMAT, RETENTION_FORMAT, Lease, RetentionLedger
+from storage.manifest import Manifest, check_schema_version, load_manifest, part_faults
+from storage.parquet_io import read_table
+from storage.policies import HEAD_FORMAT, PolicyHead, resolve_policy
+from storage.posix_store import TEMPORARY_PREFIX
+from storage.rollout_schema import COLUMNS, SCHEMA_VERSION, Family
+from storage.rollouts import read_rollouts
+from storage.runs import ITERATION_FORMAT, RUN_FORMAT, IterationRecord, RunRecord
+from storage.store import Store
+
+_MODELS: dict[Kind, tuple[type[BaseModel], str]] = {
+    Kind.RUN_RECORD: (RunRecord, RUN_FORMAT),
+    Kind.ITERATION_RECORD: (IterationRecord, ITERATION_FORMAT),
+    Kind.POLICY_HEAD: (PolicyHead, HEAD_FORMAT),
+    Kind.CHECKPOINT_INDEX: (CheckpointIndex, INDEX_FORMAT),
+    Kind.LEASE: (Lease, LEASE_FORMAT),
+    Kind.RETENTION: (RetentionLedger, RETENTION_FORMAT),
+}
+
+Progress = Callable[[int, int, str], None]
+"""Called with (checks done, checks in all, object key)."""
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    """Committed data is damaged or missing."""
+    WARNING = "warning"
+    """Something lies there that nobody reads: an attempt that never committed, an unknown object."""
+
+
+def _ignore_progress(done: int, total: int, key: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    severity: Severity
+    """How bad it is."""
+    key: str
+    """Object key."""
+    message: str
+    """A sentence."""
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """Outcome of a verification."""
+
+    num_artefacts: int = 0
+    """Manifests checked."""
+    num_documents: int = 0
+    """Single JSON documents checked."""
+    num_parts: int = 0
+    """Data objects checked."""
+    size_bytes: int = 0
+    """Bytes of the data objects checked."""
+    findings: list[Finding] = field(default_factory=list)
+    """Everything found, in the order of the keys."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there is no error (warnings are allowed)."""
+        return all(finding.severity is not Severity.ERROR for finding in self.findings)
+
+
+def verify_run(
+    store: Store, run: str, *, is_hash_checked: bool = True, progress: Progress = _ignore_progress
+) -> VerifyReport:
+    """Check a run: every document, every manifest with its parts, the rows, and what joins them.
+
+    Args:
+        store: Where the run lies.
+        run: Run name.
+        is_hash_checked: Read every byte and compare SHA-256; otherwise sizes, footers and rows only.
+        progress: Told about every check.
+
+    Raises:
+        ObjectMissingError: There is nothing of that run.
+        StoreAccessError: The store itself cannot be used.
+    """
+    keys = [info.key for info in store.list(layout.run_folder(run))]
+    if not keys:
+        message = f"{store.url} has nothing of run {run!r}; `motley runs` lists those there are"
+        raise ObjectMissingError(message, key=layout.run_folder(run))
+    report = VerifyReport()
+    named: set[str] = set()
+    data: list[str] = []
+    for done, key in enumerate(keys):
+        progress(done, len(keys), key)
+        parsed = _parsed(key, report)
+        if parsed is None:
+            continue
+        if parsed.is_data:
+            data.append(key)
+        elif key.endswith(f"/{layout.MANIFEST_NAME}"):
+            named |= _check_artefact(store, key, parsed, report, is_hash_checked=is_hash_checked)
+        else:
+            _check_document(store, key, parsed, report)
+    uncommitted = "belongs to an attempt that never committed"
+    report.findings += [Finding(Severity.WARNING, key, uncommitted) for key in data if key not in named]
+    _check_joins(store, run, keys, report)
+    if layout.run_record(run) not in keys:
+        report.findings.append(Finding(Severity.ERROR, layout.run_record(run), "the run record is missing"))
+    progress(len(keys), len(keys), "")
+    return report
+
+
+def _parsed(key: str, report: VerifyReport) -> ParsedKey | None:
+    try:
+        return parse_key(key)
+    except InvalidNameError:
+        is_temporary = key.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+        what = (
+            "is a temporary file of a writer that died or is writing now" if is_temporary else "is none of the layout"
+        )
+        report.findings.append(Finding(Severity.WARNING, key, what))
+        return None
+
+
+def _check_artefact(
+    store: Store, key: str, parsed: ParsedKey, report: VerifyReport, *, is_hash_checked: bool
+) -> set[str]:
+    """Check one manifest and its parts; return the data objects that it names."""
+    report.num_artefacts += 1
+    try:
+        manifest = load_manifest(store, key.rpartition("/")[0])
+    except StorageError as error:
+        report.findings.append(Finding(Severity.ERROR, key, str(error)))
+        return set()
+    report.num_parts += len(manifest.parts)
+    report.size_bytes += manifest.size
+    faults = part_faults(store, manifest, is_hash_checked=is_hash_checked)
+    if manifest.key != key:
+        faults.append(f"it was written as {manifest.key}")
+    if not faults:
+        faults += _content_faults(store, parsed, manifest)
+    report.findings += [Finding(Severity.ERROR, key, fault) for fault in faults]
+    return {part.path for part in manifest.parts}
+
+
+def _content_faults(store: Store, parsed: ParsedKey, manifest: Manifest) -> Iterator[str]:
+    """Check what is inside the parts, by kind."""
+    try:
+        if parsed.kind is Kind.SHARD:
+            family = Family(parsed.family or "")
+            check_schema_version(manifest, SCHEMA_VERSION)
+            required = [column.name for column in COLUMNS[family] if column.is_required]
+            for part in manifest.parts:
+                read_table(store, part, family, required)
+        elif parsed.kind is Kind.POLICY and parsed.number is not None:
+            resolve_policy(store, parsed.run, parsed.number)
+    except (StorageError, ValueError) as error:
+        yield str(error)
+
+
+def _check_document(store: Store, key: str, parsed: ParsedKey, report: VerifyReport) -> None:
+    report.num_documents += 1
+    try:
+        if parsed.kind in _MODELS:
+            model, expected = _MODELS[parsed.kind]
+            read_model(store, key, model, expected)
+            if parsed.kind is Kind.POLICY_HEAD:
+                resolve_policy(store, parsed.run)
+        else:
+            document = parse_json(store.read_bytes(key), key, store.url)
+            if parsed.kind is Kind.PLAN:
+                check_format(document, "motley.plan/1", key, store.url)
+    except StorageError as error:
+        report.findings.append(Finding(Severity.ERROR, key, str(error)))
+
+
+def _check_joins(store: Store, run: str, keys: list[str], report: VerifyReport) -> None:
+    """Check of every iteration that all shards are there, no row is doubled and the families join."""
+    present: dict[tuple[int, Split], set[Family]] = {}
+    for key in keys:
+        parsed = _shard_of(key)
+        if parsed is not None and parsed.number is not None:
+            present.setdefault((parsed.number, parsed.split), set()).add(Family(parsed.family or ""))
+    for (iteration, split), families in sorted(present.items()):
+        for family in sorted(families):
+            joined = () if family is Family.ROLLOUTS else (family,)
+            folder = layout.shard_folder(run, iteration, family.value, 0, split).rpartition("/")[0]
+            try:
+                read_rollouts(store, run, iteration, columns=["row_id"], families=joined, split=split)
+            except StorageError as error:
+                report.findings.append(Finding(Severity.ERROR, folder, str(error)))
+
+
+def _shard_of(key: str) -> ParsedKey | None:
+    try:
+        parsed = parse_key(key)
+    except InvalidNameError:
+        return None
+    is_known = parsed.kind is Kind.SHARD and not parsed.is_data and parsed.family in set(Family)
+    return parsed if is_known else None
