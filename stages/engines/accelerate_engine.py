@@ -11,63 +11,50 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import JsonValue
-
+from stages.engines.engine_state import WeightState
+from stages.engines.launch import EngineLaunch
 from stages.engines.protocol import EngineInfo, ScoredTokens, TrainingOutcome, TrainingRequest
-from stages.engines.training.engine_options import settings_from
+from stages.engines.training.engine_options import num_ranks_of, parse_options, settings_of
+from stages.engines.training.policy_files import expected_shapes, tied_names
 from stages.engines.training.rank_processes import RankCall, RankProcesses
-from stages.engines.training.rank_trainer import Precision, RankTrainer
+from stages.engines.training.rank_trainer import RankTrainer
 from stages.engines.training.ranks import RankPlace
 from stages.engines.training.request_checks import check_rows, check_training_request
-from stages.errors import EngineError, EngineUnavailableError, StageError
+from stages.engines.weight_files import validate_weights
+from stages.errors import ContractError, EngineError, EngineUnavailableError, NumericsError
 
 
 class AccelerateEngine:
     """Implements `TrainingEngine` and `ScoringEngine`."""
 
-    def __init__(
-        self,
-        *,
-        model_dir: Path,
-        precision: Precision = "fp32",
-        recompute: Literal["full", "none"] = "none",
-        device: Literal["cpu", "cuda"] = "cpu",
-        threads: int = 1,
-        num_processes: int = 1,
-        seed: int = 0,
-        max_sequence_tokens: int = 4096,
-        options: dict[str, JsonValue] | None = None,
-    ) -> None:
+    def __init__(self, launch: EngineLaunch, model_dir: Path) -> None:
         """Load the model on every rank.
 
         Args:
+            launch: Threads per rank, GPUs (rank r uses the r-th), longest rows; its options are
+                `stages.engines.training.engine_options.AccelerateOptions`.
             model_dir: Hugging Face directory: config, safetensors, tokenizer.
-            precision: See `TrainerSettings.precision`.
-            recompute: `full` recomputes activations in the backward pass.
-            device: Device type of every rank; with `cuda`, rank r uses device r.
-            threads: Torch threads per rank.
-            num_processes: Number of ranks.
-            seed: Seed of the engine's random numbers.
-            max_sequence_tokens: Longest prompt and completion together.
-            options: See `stages.engines.training.engine_options`.
 
         Raises:
             SpecFaults: An unknown or wrong option.
-            EngineError: The model can't be loaded.
+            EngineError: The model can't be loaded, on some rank.
+            EngineUnavailableError: No such device, or a rank died.
         """
-        self._settings, timeout_s = settings_from(model_dir, precision, recompute, device, threads, seed, options or {})
-        self._max_sequence_tokens = max_sequence_tokens
-        self._policy_version: int | None = None
-        self._weights_hash: str | None = None
-        self._failure: str | None = None
+        options = parse_options(launch)
+        num_ranks = num_ranks_of(launch, options)
+        self._settings = settings_of(launch, options, model_dir)
+        self._max_sequence_tokens = launch.max_prompt_tokens + launch.max_completion_tokens
+        self.weights = WeightState("accelerate")
+        self._is_closed = False
         self._children: RankProcesses | None = None
-        if num_processes > 1:
-            self._children = RankProcesses(self._settings, num_processes, timeout_s)
+        if num_ranks > 1:
+            self._children = RankProcesses(self._settings, num_ranks, options.rank_timeout_s)
         try:
             self._trainer = self._start()
-        except Exception:  # whatever it is, no child may outlive it
+        except BaseException:
+            # Whatever it is, no child may outlive it.
             if self._children is not None:
                 self._children.kill()
             raise
@@ -81,8 +68,8 @@ class AccelerateEngine:
             device=self._settings.device,
             logprob_mode="processed",
             is_batch_invariant=self._settings.precision == "fp32",
-            policy_version=self._policy_version,
-            weights_hash=self._weights_hash,
+            policy_version=self.weights.policy_version,
+            weights_hash=self.weights.weights_hash,
         )
 
     @property
@@ -92,9 +79,7 @@ class AccelerateEngine:
 
     def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
         """Replace the weights in place; optimizer and counts start anew."""
-        self._forget_identity()
-        self._call("load_weights", str(directory))
-        self._policy_version, self._weights_hash = policy_version, weights_hash
+        self.load_checkpoint(directory, None, policy_version, weights_hash)
 
     def load_checkpoint(
         self, policy_dir: Path, trainer_dir: Path | None, policy_version: int, weights_hash: str
@@ -102,14 +87,20 @@ class AccelerateEngine:
         """Take weights, and optimizer, random states and counts; None = a fresh optimizer at step 0.
 
         In fp32 with one rank, training goes on bit for bit as if it had not stopped.
+
+        Raises:
+            EngineError: `policy_dir` isn't a complete directory of this model; the engine stays as it was.
+            ContractError: `trainer_dir` belongs to another model; the engine can't be used any more.
         """
-        self._forget_identity()
-        self._call("load_checkpoint", str(policy_dir), None if trainer_dir is None else str(trainer_dir))
-        self._policy_version, self._weights_hash = policy_version, weights_hash
+        self.weights.require_usable()
+        model = self._trainer.model
+        validate_weights(policy_dir, expected_shapes(model), tied_names(model))
+        with self.weights.replacing(policy_version, weights_hash):
+            self._call("load_checkpoint", str(policy_dir), None if trainer_dir is None else str(trainer_dir))
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
-        """Log-prob of each completion token, at the row's temperature. [rows][completion tokens]"""
-        self._check_alive()
+        """Log-prob of each completion token, at the row's temperature, [rows][completion tokens]."""
+        self.weights.require_usable()
         check_rows(rows, vocab_size=self._trainer.vocab_size, max_sequence_tokens=self._max_sequence_tokens)
         scores: list[list[float]] = self._call("score", list(rows))
         return scores
@@ -124,58 +115,63 @@ class AccelerateEngine:
             ContractError: The request can't be trained on; lists every fault.
             NumericsError: Too many non-finite steps in a row; `row_ids` names their rows.
         """
-        self._check_alive()
+        self.weights.require_usable()
         check_training_request(
             request, vocab_size=self._trainer.vocab_size, max_sequence_tokens=self._max_sequence_tokens
         )
-        self._forget_identity()
+        self.weights.policy_version, self.weights.weights_hash = None, None
         outcome: TrainingOutcome = self._call("train", request)
         return outcome
 
     def save(self, policy_dir: Path, trainer_dir: Path, policy_version: int) -> None:
-        """Write serving weights and a complete resume point into two fresh directories."""
+        """Write serving weights and a complete resume point into two fresh directories.
+
+        Raises:
+            ContractError: One of them exists already.
+        """
+        self.weights.require_usable()
+        existing = [str(path) for path in (policy_dir, trainer_dir) if path.exists()]
+        if existing:
+            raise ContractError(
+                f"save writes fresh directories only, {' and '.join(existing)} exist(s)", paths=existing
+            )
         self._call("save", str(policy_dir), str(trainer_dir), policy_version)
-        self._policy_version = policy_version
+        self.weights.policy_version = policy_version
 
     def close(self) -> None:
         """End all ranks and free everything."""
-        if self._failure is None:
-            self._failure = "it was closed"
-            self._trainer.close()
-            if self._children is not None:
-                self._children.close()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self.weights.unusable_reason is None:
+            self.weights.give_up("it was closed")
+        self._trainer.close()
+        if self._children is not None:
+            self._children.close()
 
     def _start(self) -> RankTrainer:
         if self._children is None:
             return RankTrainer(self._settings, RankPlace())
         try:
             trainer = RankTrainer(self._settings, self._children.place, self._children.store)
-        except Exception as error:  # noqa: BLE001 - the children say what it means
+        except Exception as error:
             raise self._children.explain(error, time.monotonic()) or error from error
         self._children.join()
         return trainer
 
-    def _forget_identity(self) -> None:
-        self._policy_version, self._weights_hash = None, None
-
-    def _check_alive(self) -> None:
-        if self._failure is not None:
-            raise EngineUnavailableError(f"the training engine can't be used: {self._failure}; start a new one")
-
     def _call(self, method: str, *arguments: Any) -> Any:  # noqa: ANN401 - arguments and result of a RankTrainer method
-        self._check_alive()
         try:
             return self._run_on_all_ranks(method, arguments)
-        except StageError as error:
-            if not isinstance(error, (EngineError, EngineUnavailableError)) and method != "load_weights":
-                raise
+        except (ContractError, NumericsError):
+            # All ranks raise these together, at the same point.
+            raise
+        except (EngineError, EngineUnavailableError) as error:
             self._break(error)
             raise
         except Exception as error:
             self._break(error)
-            raise EngineError(
-                f"{method} failed in the training engine: {type(error).__name__}: {error}", rank=0
-            ) from error
+            cause = f"{type(error).__name__}: {error}"
+            raise EngineError(f"{method} failed in the training engine: {cause}", rank=0, cause=cause) from error
 
     def _run_on_all_ranks(self, method: str, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401 - see _call
         if self._children is None:
@@ -193,7 +189,6 @@ class AccelerateEngine:
 
     def _break(self, error: Exception) -> None:
         """A failure that leaves the ranks at different points: nothing of the engine can be trusted any more."""
-        self._failure = f"it failed before ({type(error).__name__}: {error})"
+        self.weights.give_up(f"it failed before ({type(error).__name__}: {error})")
         if self._children is not None:
             self._children.kill()
-        self._trainer.close()

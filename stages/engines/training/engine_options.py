@@ -5,16 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, JsonValue, ValidationError
+import torch
+from pydantic import Field, ValidationError
 
+from stages.engines.launch import EngineLaunch
 from stages.engines.training.rank_trainer import Precision, TrainerSettings
-from stages.errors import SpecFaults
+from stages.errors import EngineUnavailableError, SpecFaults
 from stages.spec.section import Section
 
 
 class AccelerateOptions(Section):
-    """What `engines.training.options` may hold."""
+    """What the options of a launch may hold."""
 
+    precision: Precision | None = None
+    """`training.precision` of the job; absent = fp32 with launch dtype fp32, else bf16-mixed."""
+    recompute: Literal["full", "none"] = "none"
+    """`training.recompute` of the job: whether activations are recomputed in the backward pass."""
+    num_processes: int | None = Field(default=None, ge=1)
+    """Data-parallel ranks, on this machine; absent = one per GPU, 1 without GPUs."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the engine's random numbers."""
     serving_dtype: Literal["fp32", "bf16"] | None = None
     """Type of the saved policy weights; absent = fp32 with precision fp32, else bf16."""
     logits_chunk_tokens: int = Field(default=1024, ge=1)
@@ -25,39 +35,57 @@ class AccelerateOptions(Section):
     """Longest wait of one rank for another."""
 
 
-def settings_from(
-    model_dir: Path,
-    precision: Precision,
-    recompute: Literal["full", "none"],
-    device: Literal["cpu", "cuda"],
-    threads: int,
-    seed: int,
-    options: dict[str, JsonValue],
-) -> tuple[TrainerSettings, float]:
-    """Settings of every rank, and the ranks' timeout in seconds.
+def parse_options(launch: EngineLaunch) -> AccelerateOptions:
+    """Options of a launch, every fault reported.
 
     Raises:
-        SpecFaults: An option is unknown or wrong, or the directory isn't there.
+        SpecFaults: An option is unknown or wrong.
     """
     try:
-        parsed = AccelerateOptions.model_validate(options)
+        return AccelerateOptions.model_validate(launch.options)
     except ValidationError as error:
         faults = [f"engines.training.options.{_place(fault['loc'])}: {fault['msg']}" for fault in error.errors()]
-        raise SpecFaults("the job", faults) from None
-    if not (model_dir / "config.json").is_file():
-        raise SpecFaults("the training engine's model_dir", [f"{model_dir} has no config.json: give a model directory"])
-    settings = TrainerSettings(
+        raise SpecFaults("the launch of the accelerate engine", faults) from None
+
+
+def num_ranks_of(launch: EngineLaunch, options: AccelerateOptions) -> int:
+    """Number of ranks.
+
+    Raises:
+        SpecFaults: More ranks than GPUs.
+    """
+    wanted = options.num_processes or max(len(launch.gpus), 1)
+    if launch.gpus and wanted > len(launch.gpus):
+        raise SpecFaults(
+            "the launch of the accelerate engine",
+            [f"engines.training.options.num_processes is {wanted}, but the engine has {len(launch.gpus)} GPU(s)"],
+        )
+    return wanted
+
+
+def settings_of(launch: EngineLaunch, options: AccelerateOptions, model_dir: Path) -> TrainerSettings:
+    """Settings of every rank.
+
+    Raises:
+        EngineUnavailableError: The launch names GPUs and torch sees none.
+    """
+    if launch.gpus and not torch.cuda.is_available():
+        raise EngineUnavailableError(
+            f"the engine is placed on {', '.join(launch.gpus)}, but torch {torch.__version__} sees no CUDA device: "
+            "install a CUDA build of torch, or place training on CPU"
+        )
+    precision = options.precision or ("fp32" if launch.dtype == "fp32" else "bf16-mixed")
+    return TrainerSettings(
         model_dir=str(model_dir),
         precision=precision,
-        serving_dtype=parsed.serving_dtype or ("fp32" if precision == "fp32" else "bf16"),
-        is_recomputing=recompute == "full",
-        device=device,
-        threads=threads,
-        seed=seed,
-        logits_chunk_tokens=parsed.logits_chunk_tokens,
-        score_batch_tokens=parsed.score_batch_tokens,
+        serving_dtype=options.serving_dtype or ("fp32" if precision == "fp32" else "bf16"),
+        is_recomputing=options.recompute == "full",
+        device="cuda" if launch.gpus else "cpu",
+        threads=launch.threads,
+        seed=options.seed,
+        logits_chunk_tokens=options.logits_chunk_tokens,
+        score_batch_tokens=options.score_batch_tokens,
     )
-    return settings, parsed.rank_timeout_s
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -23,7 +23,7 @@ HEAD_TOLERANCE = 1e-3
 """Largest allowed gap in nats between our head and the model's own, in fp32 (rounding is about 1e-5)."""
 
 
-class PolicyModule(nn.Module):
+class PolicyModule(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """Wraps a transformers causal language model; the only module that data-parallel wrappers see."""
 
     def __init__(self, model: Any, chunk_tokens: int) -> None:  # noqa: ANN401 - transformers has no useful type
@@ -97,14 +97,14 @@ def _disable_dropout(model: nn.Module) -> None:
                 setattr(part, name, 0.0)
 
 
-@torch.no_grad()
 def _check_head(module: PolicyModule, device: torch.device) -> None:
     """Compare with the model's own logits on a few tokens: some families scale or shift them after the head."""
     vocab = module.model.config.get_text_config().vocab_size
     ids = (torch.arange(8, device=device) * 7919 % vocab).unsqueeze(0)
     index, targets = torch.arange(7, device=device), ids[0, 1:]
-    ours, _ = module(ids, index, targets, torch.ones(7, device=device), False)
-    theirs = module.model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+    with torch.no_grad():
+        ours, _ = module(ids, index, targets, torch.ones(7, device=device), False)
+        theirs = module.model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
     gap = float((ours - theirs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)).abs().max())
     # In bf16 both sides round the same products, so a real difference is far larger than the rounding there, too.
     tolerance = HEAD_TOLERANCE if ours.dtype == module.model.dtype else 0.2

@@ -16,6 +16,7 @@ from stages.engines.training.batching import pack_micro_batches, split_over_rank
 from stages.engines.training.learning_rate import learning_rate_at
 from stages.engines.training.optimizer_step import StepResult, count_normaliser, make_micro_batches, run_backward
 from stages.engines.training.parameter_groups import make_adamw, set_hyperparameters
+from stages.engines.training.policy_files import read_weights_into, write_serving_directory
 from stages.engines.training.policy_module import load_policy_module
 from stages.engines.training.ranks import RankPlace, Ranks
 from stages.engines.training.resume_point import (
@@ -27,7 +28,6 @@ from stages.engines.training.resume_point import (
 )
 from stages.engines.training.row_tensors import Row, make_row_tensors, row_length
 from stages.engines.training.start_logprobs import StartLogprobs
-from stages.engines.training.weight_files import read_weights_into, write_serving_directory
 from stages.errors import ContractError, NumericsError
 
 Precision = Literal["fp32", "bf16-mixed", "bf16"]
@@ -107,7 +107,7 @@ class RankTrainer:
         return self._optimizer
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
-        """Log-probs of the completion tokens. [rows][completion tokens]"""
+        """Log-probs of the completion tokens, [rows][completion tokens]."""
         scores = StartLogprobs(rows, self.ranks.device)
         self._score_into(scores, rows, range(len(rows)))
         return scores.to_lists()
@@ -146,7 +146,6 @@ class RankTrainer:
         """Leave the other ranks."""
         self.ranks.close()
 
-    @torch.no_grad()
     def _score_into(self, scores: StartLogprobs, rows: Sequence[Row], row_indices: Sequence[int]) -> None:
         if not row_indices:
             return
@@ -155,7 +154,7 @@ class RankTrainer:
         for pack in pack_micro_batches(mine, lengths, self.settings.score_batch_tokens):
             tensors = make_row_tensors([rows[row] for row in pack], 0, self.ranks.device)
             # The wrapped module would count a forward pass without a backward one; autocast is set here instead.
-            with self.ranks.accelerator.autocast():
+            with torch.no_grad(), self.ranks.accelerator.autocast():
                 flat, _ = self._bare_module()(
                     tensors.input_ids, tensors.hidden_index, tensors.targets, tensors.temperatures, False
                 )
@@ -187,8 +186,8 @@ class RankTrainer:
             return
         raise NumericsError(
             f"loss or gradient was not finite in {count} optimizer steps in a row (allowed: fewer than "
-            f"{request.max_non_finite_steps}), last in step {self.counts.optimizer_step - 1}: look at the rows named in "
-            "row_ids, lower the learning rate, or resume from an earlier policy version",
+            f"{request.max_non_finite_steps}), last in step {self.counts.optimizer_step - 1}: look at the rows named "
+            "in row_ids, lower the learning rate, or resume from an earlier policy version",
             row_ids=list(skipped),
             optimizer_step=self.counts.optimizer_step - 1,
             num_steps=count,

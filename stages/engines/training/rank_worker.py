@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 from stages.engines.training.rank_processes import RankCall, RankReport, RankStart
 from stages.engines.training.rank_trainer import RankTrainer
-from stages.errors import StageError
+from stages.errors import ContractError, NumericsError
 
 
 def main() -> None:
@@ -45,7 +45,9 @@ def _failure(error: Exception) -> RankReport:
     traceback.print_exc()
     sys.stderr.flush()
     return RankReport(
-        failure=f"{type(error).__name__}: {error}", is_consistent=isinstance(error, StageError), at_s=at_s
+        failure=f"{type(error).__name__}: {error}",
+        is_consistent=isinstance(error, (ContractError, NumericsError)),
+        at_s=at_s,
     )
 
 

@@ -53,6 +53,6 @@ class StartLogprobs:
         return tensors.to_rows(torch.cat(parts))
 
     def to_lists(self) -> list[list[float]]:
-        """Log-probs of each row. [rows][completion tokens]"""
+        """Log-probs of each row, [rows][completion tokens]."""
         flat = self._values.tolist()
         return [flat[start:end] for start, end in zip(self._offsets, self._offsets[1:], strict=False)]
