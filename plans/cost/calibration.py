@@ -1,0 +1,85 @@
+"""Coefficients of the calibrated cost model: the document `motley.calibration/1`, its defaults and its loader.
+
+A coefficient is an efficiency in (0, 1]: achieved rate over data-sheet rate. The built-in values are our own
+estimates of well-tuned engines (hetrl.md 4.8, reconstruction) until a file fitted from measurements is given.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from plans.spec.load import build, parse_document
+from plans.spec.model import SpecModel
+from plans.workflow import TaskKind
+
+#: Achieved share of peak FLOP/s, by task kind. Training: reported MFU of tuned dense models on A100-class chips.
+DEFAULT_COMPUTE = {TaskKind.GENERATION: 0.45, TaskKind.INFERENCE: 0.50, TaskKind.TRAINING: 0.42}
+#: Achieved share of HBM bandwidth while decoding.
+DEFAULT_HBM = 0.65
+
+
+class ComputeEfficiency(SpecModel):
+    """Share of peak FLOP/s that a GPU type achieves, by kind of task."""
+
+    generation: float = Field(default=DEFAULT_COMPUTE[TaskKind.GENERATION], gt=0, le=1)
+    """Prefill and decode of the serving engine."""
+    inference: float = Field(default=DEFAULT_COMPUTE[TaskKind.INFERENCE], gt=0, le=1)
+    """Forward passes."""
+    training: float = Field(default=DEFAULT_COMPUTE[TaskKind.TRAINING], gt=0, le=1)
+    """Forward and backward passes."""
+
+    def of(self, kind: TaskKind) -> float:
+        """Return the efficiency of a task kind."""
+        return {
+            TaskKind.GENERATION: self.generation,
+            TaskKind.INFERENCE: self.inference,
+            TaskKind.TRAINING: self.training,
+        }[kind]
+
+
+class GpuEfficiency(SpecModel):
+    """Coefficients of one GPU type."""
+
+    compute: ComputeEfficiency = ComputeEfficiency()
+    """Share of peak FLOP/s."""
+    hbm: float = Field(default=DEFAULT_HBM, gt=0, le=1)
+    """Share of HBM bandwidth while decoding."""
+    decode_layer_overhead_s: float = Field(default=5e-6, ge=0)
+    """Seconds per layer and decode step that are not bandwidth (kernel launches, sampling share)."""
+
+
+class LinkEfficiency(SpecModel):
+    """Achieved share of link bandwidth."""
+
+    within_machine: float = Field(default=0.70, gt=0, le=1)
+    """Links inside a machine."""
+    between_machines: float = Field(default=0.80, gt=0, le=1)
+    """Links between machines."""
+
+
+class Calibration(SpecModel):
+    """All coefficients of the calibrated model."""
+
+    format: Literal["motley.calibration/1"] = "motley.calibration/1"
+    """Kind and version of the document."""
+    name: str = "built-in"
+    """Name for people."""
+    default: GpuEfficiency = GpuEfficiency()
+    """Coefficients of every type that `gpu_types` does not name."""
+    gpu_types: dict[str, GpuEfficiency] = Field(default_factory=dict)
+    """Coefficients by GPU type."""
+    links: LinkEfficiency = LinkEfficiency()
+    """Coefficients of links."""
+    sync_factor: float = Field(default=1.0, gt=0)
+    """Multiplier of weight transfers (kappa_sync of hetrl.md 4.6)."""
+
+    def of(self, gpu_type: str) -> GpuEfficiency:
+        """Return the coefficients of a GPU type."""
+        return self.gpu_types.get(gpu_type, self.default)
+
+
+def load_calibration(text: str, source_name: str) -> Calibration:
+    """Return the coefficients of a JSON or YAML text; raises SpecError with every fault."""
+    return build(Calibration, parse_document(text, source_name), source_name, lambda _calibration: [])

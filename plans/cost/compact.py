@@ -1,0 +1,154 @@
+"""Compact plans: arrays of GPU indices instead of documents, for searches and the fast evaluator.
+
+Only plans whose tasks have uniform degrees and one layer split for all replicas have a compact form; others are
+priced by `plans.cost.price`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plans.plan import PipelineStage, Plan, Replica, TaskGroup, TaskPlan
+from plans.spec.cluster import Cluster, ClusterView
+from plans.spec.job import Job
+from plans.workflow import RlTask
+
+GpuGrid = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class CompactTask:
+    """Placement of one task. Immutable: the array is made read-only; make a new object to change anything."""
+
+    gpus: GpuGrid
+    """GPU indices [dp, pp, tp]."""
+    layers: tuple[int, ...]
+    """Layers per pipeline stage [pp]."""
+    samples: tuple[int, ...]
+    """Samples per replica [dp]."""
+    micro_batch_size: int = 1
+    """Samples per micro-batch."""
+
+    def __post_init__(self) -> None:
+        """Make the array read-only, contiguous and of one type."""
+        grid = np.ascontiguousarray(self.gpus, dtype=np.int32)
+        if grid.base is not None or grid is self.gpus:
+            grid = grid.copy()
+        grid.setflags(write=False)
+        object.__setattr__(self, "gpus", grid)
+
+    @property
+    def dp(self) -> int:
+        """Number of replicas."""
+        return int(self.gpus.shape[0])
+
+    @property
+    def pp(self) -> int:
+        """Pipeline stages per replica."""
+        return int(self.gpus.shape[1])
+
+    @property
+    def tp(self) -> int:
+        """Shards per stage."""
+        return int(self.gpus.shape[2])
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Identity by content, for caches."""
+        return (self.gpus.shape, self.gpus.tobytes(), self.layers, self.samples, self.micro_batch_size)
+
+    @cached_property
+    def stages(self) -> list[list[tuple[int, ...]]]:
+        """GPU indices per replica and stage, as tuples."""
+        return [[tuple(stage) for stage in replica] for replica in self.gpus.tolist()]
+
+    @cached_property
+    def flat(self) -> GpuGrid:
+        """All GPU indices in replica, stage, rank order [dp * pp * tp]."""
+        return self.gpus.reshape(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class CompactPlan:
+    """A placement of every task."""
+
+    groups: tuple[tuple[RlTask, ...], ...]
+    """Task grouping."""
+    tasks: Mapping[RlTask, CompactTask]
+    """Placement per task."""
+
+
+def compact_of(plan: Plan, cluster: Cluster) -> CompactPlan:
+    """Return the compact form of a plan; raises ValueError where it has none (uneven stages between replicas)."""
+    return CompactPlan(
+        groups=tuple(group.tasks for group in plan.groups),
+        tasks={task: _compact_task(task, task_plan, cluster.view) for task, task_plan in plan.tasks.items()},
+    )
+
+
+def plan_of(
+    compact: CompactPlan,
+    cluster: Cluster,
+    job: Job,
+    *,
+    method: str,
+    group_gpus: Sequence[Sequence[int]] | None = None,
+    decode_batches: Sequence[int] | None = None,
+) -> Plan:
+    """Return the plan document of a compact plan.
+
+    Args:
+        compact: the placement.
+        cluster: where the GPU indices point to.
+        job: the job planned for.
+        method: search method to name in the document.
+        group_gpus: GPU indices of each group; absent = those that its tasks use.
+        decode_batches: decode batch per generation replica; absent = left to be derived from free memory.
+    """
+    ids = cluster.view.gpu_ids
+    groups = []
+    for index, tasks in enumerate(compact.groups):
+        used = {int(gpu) for task in tasks for gpu in compact.tasks[task].flat}
+        gpus = sorted(used if group_gpus is None else used | {int(gpu) for gpu in group_gpus[index]})
+        groups.append(TaskGroup(tasks=tasks, gpus=tuple(ids[gpu] for gpu in gpus)))
+    plans = {}
+    for task in RlTask:
+        if task in compact.tasks:
+            batches = decode_batches if task is RlTask.ACTOR_GENERATION else None
+            plans[task] = _task_plan(compact.tasks[task], ids, batches)
+    return Plan(method=method, cluster=cluster.fingerprint, job=job.fingerprint, groups=tuple(groups), tasks=plans)
+
+
+def _task_plan(task: CompactTask, ids: Sequence[str], decode_batches: Sequence[int] | None) -> TaskPlan:
+    replicas = tuple(
+        Replica(
+            samples=task.samples[i],
+            micro_batch_size=task.micro_batch_size,
+            decode_batch=None if decode_batches is None else decode_batches[i],
+            stages=tuple(
+                PipelineStage(layers=layers, gpus=tuple(ids[gpu] for gpu in gpus))
+                for layers, gpus in zip(task.layers, stages, strict=True)
+            ),
+        )
+        for i, stages in enumerate(task.stages)
+    )
+    return TaskPlan(dp=task.dp, pp=task.pp, tp=task.tp, replicas=replicas)
+
+
+def _compact_task(task: RlTask, plan: TaskPlan, view: ClusterView) -> CompactTask:
+    splits = {tuple(stage.layers for stage in replica.stages) for replica in plan.replicas}
+    sizes = {replica.micro_batch_size for replica in plan.replicas}
+    if plan.hetero_tp or len(splits) != 1 or len(sizes) != 1:
+        raise ValueError(f"{task.value} differs between replicas, so it has no compact form")
+    grid = [[[view.gpu_index[gpu] for gpu in stage.gpus] for stage in replica.stages] for replica in plan.replicas]
+    return CompactTask(
+        gpus=np.array(grid, dtype=np.int32),
+        layers=next(iter(splits)),
+        samples=tuple(replica.samples for replica in plan.replicas),
+        micro_batch_size=next(iter(sizes)),
+    )
