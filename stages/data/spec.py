@@ -35,8 +35,8 @@ class DataSpec(BaseModel):
     """The dataset of a run.
 
     Sources: a path or fsspec URL ending in `.jsonl`, `.ndjson` or `.parquet`; `hf:<dataset id>` (optional package
-    `datasets`); `reasoning-gym:<task>` (optional package `reasoning-gym`); `arithmetic:<addition|subtraction>`
-    (built in: two 2-digit numbers, fixed-width 3-digit result, 10,000 problems for addition).
+    `datasets`); `reasoning-gym:<task>` (optional package `reasoning-gym`); `arithmetic:<addition|multiplication>`
+    (built in: two 2-digit numbers, fixed-width result, 10,000 problems).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

@@ -1,0 +1,62 @@
+"""Reward `exact_answer`: 1 if the answer equals the gold answer as text, else 0."""
+
+from __future__ import annotations
+
+from stages.data.rows import PromptRow
+from stages.rewards.extraction import AnswerPattern, GoldFormat, gold_answer, last_match
+from stages.rewards.protocol import RewardOptions, ScoringItem, Verdict
+
+
+class ExactAnswerOptions(RewardOptions):
+    """Options of `exact_answer`."""
+
+    pattern: AnswerPattern | None = None
+    """Regular expression with one group around the answer; the last match counts, no match is `unparsable`.
+    Null = the whole completion without surrounding blanks."""
+
+    gold_pattern: AnswerPattern | None = None
+    """The same for the answer column; null = the whole column."""
+
+    gold_format: GoldFormat = "{answer}"
+    """Completion that a right answer looks like, for the canary; `{answer}` is replaced by the gold answer."""
+
+    ignore_case: bool = False
+    """Whether letters of either case are equal."""
+
+
+class ExactAnswer:
+    """Compares text with text."""
+
+    def __init__(self, options: ExactAnswerOptions) -> None:
+        self._options = options
+
+    def verify(self, item: ScoringItem) -> Verdict:
+        """1 or 0; None when the pattern finds no answer."""
+        pattern = self._options.pattern
+        answer = item.text.strip() if pattern is None else last_match(pattern, item.text)
+        if answer is None:
+            return Verdict(value=None)
+        gold = self._gold(item.row)
+        if gold is None:
+            raise ValueError(f"row {item.row.prompt_id} has no gold answer to compare with")
+        return Verdict(value=float(self._folded(answer) == self._folded(gold)), parsed=answer)
+
+    def gold_fault(self, row: PromptRow) -> str | None:
+        """A missing or empty gold answer, or one that the pattern doesn't find."""
+        if row.answer is None:
+            return "no gold answer"
+        gold = self._gold(row)
+        if gold is None:
+            return f"gold_pattern {self._options.gold_pattern!r} doesn't match the answer {row.answer!r}"
+        return None if gold else "the gold answer is empty"
+
+    def known_good(self, row: PromptRow) -> str | None:
+        """The gold answer in `gold_format`."""
+        gold = self._gold(row)
+        return None if gold is None else self._options.gold_format.replace("{answer}", gold)
+
+    def _gold(self, row: PromptRow) -> str | None:
+        return None if row.answer is None else gold_answer(row.answer, self._options.gold_pattern)
+
+    def _folded(self, text: str) -> str:
+        return text.casefold() if self._options.ignore_case else text
