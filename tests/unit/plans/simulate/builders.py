@@ -41,8 +41,11 @@ algorithm: grpo
 mode: {mode}
 max_staleness: {staleness}
 models:
-  actor: &m {{shape: {{layers: 4, hidden: 64, intermediate: 128, heads: 4, kv_heads: 4, head_dim: 16, vocab: 100,
-  tied: false}}}} reference: *m reward: {{verifier: exact}}
+  actor: &model
+    shape:
+      {{layers: 4, hidden: 64, intermediate: 128, heads: 4, kv_heads: 4, head_dim: 16, vocab: 100, tied: false}}
+  reference: *model
+  reward: {{verifier: exact}}
 batch: {{prompts: {prompts}, responses_per_prompt: 2}}
 lengths: {{prompt: 16, response: {response}}}
 training: {{micro_batch_size: 1, recompute: none}}

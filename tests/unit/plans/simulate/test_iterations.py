@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_tasks_on_one_gpu_never_overlap() -> None:
     cluster, job = cluster_of(), job_of()
     result = simulate(cluster, job, one_gpu_each(cluster, job, "m0/0", "m0/0"), SimulationSettings(iterations=2))
     spans = sorted((i.start_s, i.end_s) for i in result.intervals)
-    assert all(earlier[1] <= later[0] + 1e-15 for earlier, later in zip(spans, spans[1:], strict=False))
+    assert all(earlier[1] <= later[0] + 1e-15 for earlier, later in itertools.pairwise(spans))
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
