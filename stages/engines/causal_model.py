@@ -57,7 +57,9 @@ class CapturingCache:
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Keep a layer's keys and values [B, G, L, D] and return them; layers come in order."""
         if layer != len(self.keys):
-            raise EngineError(f"layer {layer} came after {len(self.keys)} layers; the model shares caches between layers")
+            raise EngineError(
+                f"layer {layer} came after {len(self.keys)} layers; the model shares caches between layers"
+            )
         self.keys.append(keys)
         self.values.append(values)
         return keys, values
@@ -85,7 +87,7 @@ class PaddedTokens:
         """Position of each token in its row. [B, L]"""
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
-        """Return the additive causal mask; pad tokens see themselves only, nobody sees them. [B, 1, L, L]"""
+        """Return the additive causal mask; pad tokens see themselves only, nobody sees them. [B, 1, L, L]."""
         position = torch.arange(self.ids.shape[1])
         is_causal = position.unsqueeze(0) <= position.unsqueeze(1)
         is_token = position >= self.padding.view(-1, 1, 1)
@@ -120,7 +122,7 @@ class CausalModel:
         return self._forward(tokens, keep=1, cache=cache)[:, -1], cache
 
     def score(self, tokens: PaddedTokens, keep: int) -> Tensor:
-        """Return the logits at the last `keep` positions. [B, keep, V]"""
+        """Return the logits at the last `keep` positions. [B, keep, V]."""
         return self._forward(tokens, keep=keep, cache=None)
 
     def decode(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: TileCache) -> Tensor:
@@ -143,14 +145,14 @@ class CausalModel:
 
 
 def _grouped_sdpa(
-    module: torch.nn.Module,
+    _module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **_: Any,  # noqa: ANN401 - what models pass on to attention functions
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """SDPA that lets the kernel share key-value heads; transformers copies them wherever there is a mask."""
     output = torch.nn.functional.scaled_dot_product_attention(
@@ -159,14 +161,14 @@ def _grouped_sdpa(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _attention_of(config: Any, device: torch.device) -> str:  # noqa: ANN401 - a configuration class of transformers
+def _attention_of(config: Any, device: torch.device) -> str:
     """Return the attention function for a model; only `eager` applies a soft cap to attention logits."""
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "eager"
     return _ATTENTION if device.type == "cpu" and config.model_type in _PLAIN_ATTENTION_MODELS else "sdpa"
 
 
-def _require_full_attention(config: Any, model_dir: Path) -> None:  # noqa: ANN401 - see `_attention_of`
+def _require_full_attention(config: Any, model_dir: Path) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         raise EngineError(

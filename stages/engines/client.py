@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
-import psutil
 
 from stages.engines.launch import EngineRecord
-from stages.engines.process import log_tail
+from stages.engines.process import find_process, log_tail
 from stages.engines.protocol import (
     Completion,
     EngineInfo,
@@ -56,7 +55,9 @@ class RemoteEngine:
         """Sample completions; see `GenerationEngine.generate`."""
         return cast("list[Completion]", self._call("generate", requests=requests))
 
-    def load_checkpoint(self, policy_dir: Path, trainer_dir: Path | None, policy_version: int, weights_hash: str) -> None:
+    def load_checkpoint(
+        self, policy_dir: Path, trainer_dir: Path | None, policy_version: int, weights_hash: str
+    ) -> None:
         """Take up a resume point; see `TrainingEngine.load_checkpoint`."""
         self._call(
             "load_checkpoint",
@@ -78,7 +79,7 @@ class RemoteEngine:
         """Close the connection; the engine process lives on until it is idle for too long or stopped by its manager."""
         self._http.close()
 
-    def _call(self, method: str, **arguments: object) -> Any:  # noqa: ANN401 - of the method's return type
+    def _call(self, method: str, **arguments: object) -> Any:
         codec = methods_of(self.record.launch.role).get(method)
         if codec is None:
             raise EngineError(f"{self.record.describe()} has no method {method!r}", method=method)
@@ -102,7 +103,8 @@ class RemoteEngine:
         raise decode_error(answer.content)
 
     def _unavailable(self, method: str, error: httpx.TransportError) -> EngineUnavailableError:
-        state = "is still running" if psutil.pid_exists(self.record.pid) else "has ended"
+        is_alive = find_process(self.record.pid, self.record.process_started_at) is not None
+        state = "is still running" if is_alive else "has ended"
         return EngineUnavailableError(
             f"{self.record.describe()} broke off {method!r} ({type(error).__name__}: {error}); the process {state}; "
             f"acquire the engine again to replace it. End of its log:\n{log_tail(self.record.log_path)}",

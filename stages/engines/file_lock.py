@@ -47,7 +47,9 @@ def exclusive(path: Path, deadline: float, what: str) -> Iterator[None]:
         except EngineUnavailableError as error:
             if time.monotonic() >= deadline:
                 holder = read_holder(path)
-                raise DeadlineError(f"{what} is held by pid {holder}, which did not finish in time", holder=holder) from error
+                raise DeadlineError(
+                    f"{what} is held by pid {holder}, which did not finish in time", holder=holder
+                ) from error
             time.sleep(_POLL_S)
         else:
             break

@@ -52,7 +52,9 @@ class GenerationWave:
         logits = self._prefill(live)
         step = 0
         while True:
-            sampled = [self._sample(part, block, step) for part, block in zip(live.split(self._rows), logits, strict=True)]
+            sampled = [
+                self._sample(part, block, step) for part, block in zip(live.split(self._rows), logits, strict=True)
+            ]
             keep = self._unfinished(live)
             if not keep.numel():
                 break
@@ -134,7 +136,7 @@ class GenerationWave:
         return logits
 
     def _sample(self, members: Tensor, logits: Tensor, step: int) -> Tensor:
-        """Sample a tile's next tokens and note those of unfinished rows; return token ids, 0 for all others. [B]"""
+        """Sample a tile's next tokens and note those of unfinished rows; return token ids, 0 for all others. [B]."""
         result = torch.zeros(members.numel(), dtype=torch.int64)
         positions = (members >= 0).nonzero().squeeze(-1)
         positions = positions[~self._is_finished(members[positions])]
@@ -180,7 +182,7 @@ def _settings_of(requests: Sequence[GenerationRequest]) -> SamplingRows:
 
 
 def _stop_table(requests: Sequence[GenerationRequest]) -> Tensor:
-    """Return each row's stop ids, filled up with -1. [R, most stop ids]"""
+    """Return each row's stop ids, filled up with -1. [R, most stop ids]."""
     width = max(1, max(len(request.stop_token_ids) for request in requests))
     table = np.full((len(requests), width), -1, dtype=np.int64)
     for row, request in enumerate(requests):

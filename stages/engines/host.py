@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from stages.engines.architecture import read_architecture
 from stages.engines.file_lock import hold_exclusively
 from stages.engines.launch import SOCKET_FOLDER_PREFIX, EngineRecord, HostFile
 from stages.engines.registry import engine_factory
-from stages.engines.weight_files import model_fingerprint
 from stages.engines.wire import encode_error
 from stages.errors import EngineError, StageError
 
@@ -68,7 +68,7 @@ def write_record(host_file: HostFile) -> EngineRecord:
         identity=host_file.launch.identity(),
         launch=host_file.launch,
         model_dir=host_file.model_dir,
-        model_fingerprint=model_fingerprint(host_file.model_dir),
+        architecture=read_architecture(host_file.model_dir),
         pid=os.getpid(),
         process_started_at=psutil.Process().create_time(),
         socket=host_file.socket,
@@ -79,8 +79,8 @@ def write_record(host_file: HostFile) -> EngineRecord:
 
 
 def _serve(host_file: HostFile) -> None:
-    from stages.engines.call_queue import CallQueue  # noqa: PLC0415 - after the environment is set
-    from stages.engines.http_server import serve_in_thread  # noqa: PLC0415
+    from stages.engines.call_queue import CallQueue
+    from stages.engines.http_server import serve_in_thread
 
     lock = hold_exclusively(host_file.folder / "process.lock", f"the engine process of {host_file.folder}")
     record = write_record(host_file)

@@ -19,7 +19,7 @@ WIRE_VERSION = 1
 """Version of the messages between client and host; part of the identity, so old processes are never talked to."""
 
 SOCKET_FOLDER_PREFIX = "motley-engine-"
-"""Start of the name of a private temporary folder that holds one socket, where the state directory's path is too long."""
+"""Start of the name of a private temporary folder for one socket, used where the state directory's path is too long."""
 
 
 class EngineLaunch(BaseModel):
@@ -123,8 +123,8 @@ class EngineRecord(BaseModel):
     launch: EngineLaunch
     model_dir: Path
     """Directory whose architecture the engine was built for."""
-    model_fingerprint: str
-    """`model_fingerprint` of that directory."""
+    architecture: dict[str, JsonValue]
+    """`read_architecture` of that directory, which may be gone by now."""
     pid: int
     process_started_at: float
     """Start time of the process as the operating system has it, Unix seconds; tells a reused pid."""

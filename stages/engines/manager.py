@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 
 import httpx
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 import stages
+from stages.engines.architecture import architecture_differences, read_architecture
 from stages.engines.client import RemoteEngine, open_channel
 from stages.engines.file_lock import exclusive
 from stages.engines.launch import SOCKET_FOLDER_PREFIX, EngineLaunch, EngineRecord, HostFile
 from stages.engines.process import describe_exit, end_process, find_process, log_tail
-from stages.engines.weight_files import model_fingerprint
 from stages.engines.wire import decode_error
 from stages.errors import DeadlineError, EngineError, EngineUnavailableError, StageError
 
@@ -59,12 +59,12 @@ class EngineManager:
             DeadlineError: It, or another starter of the same engine, was not done in time.
         """
         deadline = time.monotonic() + timeout_s
-        fingerprint = model_fingerprint(model_dir)
+        architecture = read_architecture(model_dir)
         folder = self._prepare_folder(launch)
         what = f"the start of {launch.role} engine {launch.name!r}"
         with exclusive(folder / "start.lock", deadline, what):
             record = self._find(folder)
-            if record is not None and not self._is_usable(record, fingerprint, deadline):
+            if record is not None and not self._is_usable(record, architecture, deadline):
                 self._end(record)
                 record = None
             if record is None:
@@ -100,7 +100,8 @@ class EngineManager:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise EngineError(
-                f"no engine can be started below {self._root}: {error.strerror}; make it writable or use another state directory",
+                f"no engine can be started below {self._root}: {error.strerror}; make it writable or use "
+                "another state directory",
                 state_dir=str(self._state_dir),
             ) from error
         return folder
@@ -121,9 +122,9 @@ class EngineManager:
         _remove_traces(record, path)
         return None
 
-    def _is_usable(self, record: EngineRecord, fingerprint: str, deadline: float) -> bool:
+    def _is_usable(self, record: EngineRecord, architecture: dict[str, JsonValue], deadline: float) -> bool:
         """Whether a live process is of the wanted architecture, answers, and is or becomes ready."""
-        if record.model_fingerprint != fingerprint:
+        if architecture_differences(record.architecture, architecture):
             return False
         answered = time.monotonic()
         while time.monotonic() < deadline:
@@ -172,8 +173,8 @@ class EngineManager:
                 raise _start_failure(host_file, process)
             time.sleep(_POLL_S)
         raise DeadlineError(
-            f"{launch.role} engine {launch.name!r} (pid {process.pid}, log {host_file.log_path}) was not ready in time; "
-            f"raise engines.start_timeout_s. End of its log:\n{log_tail(host_file.log_path)}",
+            f"{launch.role} engine {launch.name!r} (pid {process.pid}, log {host_file.log_path}) was not ready in "
+            f"time; raise engines.start_timeout_s. End of its log:\n{log_tail(host_file.log_path)}",
             pid=process.pid,
             log=str(host_file.log_path),
         )
@@ -232,8 +233,8 @@ def _start_failure(host_file: HostFile, process: subprocess.Popen[bytes]) -> Sta
         kind = type(failure) if type(failure) in (EngineError, EngineUnavailableError) else EngineError
         reason = f"did not start: {failure}"
     return kind(
-        f"{launch.role} engine {launch.name!r} (pid {process.pid}) {reason}. Look into {host_file.log_path}, check that "
-        f"{launch.python} has the engine's libraries and that memory suffices. End of the log:\n"
+        f"{launch.role} engine {launch.name!r} (pid {process.pid}) {reason}. Look into {host_file.log_path}, check "
+        f"that {launch.python} has the engine's libraries and that memory suffices. End of the log:\n"
         f"{log_tail(host_file.log_path)}",
         pid=process.pid,
         log=str(host_file.log_path),

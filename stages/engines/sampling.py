@@ -24,7 +24,7 @@ MAX_SEED = 2**64 - 1
 
 
 def uniforms(seeds: Sequence[int], num_tokens: int) -> NDArray[np.float64]:
-    """Return each seed's first uniforms in [0, 1); a longer series starts with the shorter one. [R, T]"""
+    """Return each seed's first uniforms in [0, 1); a longer series starts with the shorter one. [R, T]."""
     series = np.empty((len(seeds), num_tokens))
     for row, seed in enumerate(seeds):
         np.random.Generator(np.random.Philox(key=seed)).random(out=series[row])
@@ -43,7 +43,7 @@ class SamplingRows:
     """Nucleus mass; 1 keeps all. [R] float64"""
 
     def select(self, rows: Tensor) -> SamplingRows:
-        """Return the settings of some rows. rows: [R'] int64"""
+        """Return the settings of some rows. rows: [R'] int64."""
         return SamplingRows(temperature=self.temperature[rows], top_k=self.top_k[rows], top_p=self.top_p[rows])
 
 
@@ -78,15 +78,15 @@ def normalise(logits: Tensor) -> Tensor:
     if not bool(torch.isfinite(mass).all()):
         bad = int((~torch.isfinite(mass)).sum())
         raise NumericsError(
-            f"the model's logits are not finite at {bad} of {mass.numel()} positions; its weights are broken or overflow "
-            "in this dtype",
+            f"the model's logits are not finite at {bad} of {mass.numel()} positions; its weights are broken or "
+            "overflow in this dtype",
             positions=bad,
         )
     return logits - mass
 
 
 def sample_tokens(logprobs: Tensor, settings: SamplingRows, draws: Tensor) -> Tensor:
-    """Return one token id per row. [R] int64
+    """Return one token id per row. [R] int64.
 
     Args:
         logprobs: `processed_logprobs` of the rows. [R, V]

@@ -19,7 +19,7 @@ _LOGITS_BYTES = 2**28
 
 
 def padded_length(num_tokens: int) -> int:
-    """Return the length to which `num_tokens` tokens are padded: multiples of 8 up to 32, of 32 up to 256, then of 128."""
+    """Return the padded length: the next multiple of 8 up to 32, of 32 up to 256, of 128 beyond."""
     step = 8 if num_tokens <= 32 else 32 if num_tokens <= 256 else 128
     return -(-num_tokens // step) * step
 

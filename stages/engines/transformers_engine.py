@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
+from stages.engines.architecture import read_architecture, require_same_architecture
 from stages.engines.causal_model import CausalModel, PaddedTokens
 from stages.engines.engine_state import WeightState
 from stages.engines.generation_wave import GenerationWave
@@ -36,6 +37,7 @@ class TransformersEngine:
         torch.set_num_threads(launch.threads)
         self._launch = launch
         self._device = "cuda" if torch.cuda.is_available() and launch.gpus else "cpu"
+        self._architecture = read_architecture(model_dir)
         self._model = CausalModel(model_dir, launch.dtype, self._device)
         self._tile = self._choose_tile()
         self._require_room(model_dir)
@@ -68,6 +70,7 @@ class TransformersEngine:
             EngineError: The directory doesn't fit (weights left alone), or reading failed half-way (engine unusable).
         """
         self.weights.require_usable()
+        require_same_architecture(directory, self._architecture)
         state = self._model.module.state_dict()
         tied = self._tied_names(state)
         validate_weights(directory, {name: tuple(tensor.shape) for name, tensor in state.items()}, optional=tied)
@@ -75,14 +78,17 @@ class TransformersEngine:
         with self.weights.replacing(policy_version, weights_hash), torch.inference_mode():
             for file in weight_files(directory):
                 with safe_open(file, framework="pt") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                    for name in tensors.keys():
                         state[name].copy_(tensors.get_tensor(name))
 
-    @torch.inference_mode()
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Sample one completion per request, in the order of the requests."""
         self.weights.require_weights()
         check_generation(requests, self._launch, self._model.vocabulary)
+        with torch.inference_mode():
+            return self._generate(requests)
+
+    def _generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         completions: dict[int, Completion] = {}
         lengths = [padded_length(len(request.prompt_token_ids)) for request in requests]
         for length, members in grouped(lengths).items():
@@ -92,11 +98,14 @@ class TransformersEngine:
                 completions.update(zip(block, wave.run(), strict=True))
         return [completions[index] for index in range(len(requests))]
 
-    @torch.inference_mode()
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
-        """Return the log-prob of each completion token at the row's temperature. [rows][completion tokens]"""
+        """Return the log-prob of each completion token at the row's temperature. [rows][completion tokens]."""
         self.weights.require_weights()
         check_scoring(rows, self._launch, self._model.vocabulary)
+        with torch.inference_mode():
+            return self._score(rows)
+
+    def _score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
         scores: dict[int, list[float]] = {}
         shapes = [
             (
@@ -122,9 +131,7 @@ class TransformersEngine:
         temperature = torch.tensor([row.temperature for row in rows], dtype=torch.float64, device=logits.device)
         targets = tokens.ids[: len(rows), length - keep + 1 :].to(logits.device)
         logprobs = normalise(logits / temperature.view(-1, 1, 1)).gather(-1, targets.unsqueeze(-1)).squeeze(-1).tolist()
-        return [
-            line[len(line) - len(row.completion_token_ids) :] for line, row in zip(logprobs, rows, strict=True)
-        ]
+        return [line[len(line) - len(row.completion_token_ids) :] for line, row in zip(logprobs, rows, strict=True)]
 
     def _choose_tile(self) -> TileShape:
         tile = TileShape.for_model(self._model.config.hidden_size, self._model.vocabulary)
@@ -143,8 +150,8 @@ class TransformersEngine:
         limit = getattr(self._model.config, "max_position_embeddings", wanted)
         if wanted > limit:
             raise EngineError(
-                f"{model_dir}: prompt and completion may have {wanted} tokens together, the model has {limit} positions; "
-                "shorten lengths.prompt or lengths.response",
+                f"{model_dir}: prompt and completion may have {wanted} tokens together, the model has "
+                f"{limit} positions; shorten lengths.prompt or lengths.response",
                 wanted=wanted,
                 limit=limit,
             )
@@ -174,5 +181,5 @@ def _are_equal(directory: Path, first: str, second: str) -> bool:
     tensors: list[torch.Tensor] = []
     for file in weight_files(directory):
         with safe_open(file, framework="pt") as content:
-            tensors.extend(content.get_tensor(name) for name in (first, second) if name in content.keys())  # noqa: SIM118
-    return torch.equal(*tensors)
+            tensors.extend(content.get_tensor(name) for name in (first, second) if name in content.keys())
+    return bool(torch.equal(*tensors))

@@ -31,7 +31,7 @@ PROTOCOLS: Mapping[Role, type] = {
 class MethodCodec:
     """Encodes and decodes the arguments and the result of one protocol method."""
 
-    def __init__(self, name: str, parameters: Mapping[str, Any], result: Any) -> None:  # noqa: ANN401 - a type form
+    def __init__(self, name: str, parameters: Mapping[str, Any], result: Any) -> None:
         self.name = name
         self._parameters = tuple(parameters)
         self._arguments = msgspec.msgpack.Decoder(
@@ -49,19 +49,23 @@ class MethodCodec:
         try:
             decoded = self._arguments.decode(body)
         except (msgspec.DecodeError, ValueError) as error:
-            raise ContractError(f"the arguments of engine method {self.name!r} don't fit its signature: {error}") from error
+            raise ContractError(
+                f"the arguments of engine method {self.name!r} don't fit its signature: {error}"
+            ) from error
         return {name: getattr(decoded, name) for name in self._parameters}
 
     def encode_result(self, result: object) -> bytes:
         """Return the body of an answer."""
         return _ENCODER.encode(result)
 
-    def decode_result(self, body: bytes) -> Any:  # noqa: ANN401 - of the method's return type
+    def decode_result(self, body: bytes) -> Any:
         """Return a result; a body of another shape raises `ContractError`."""
         try:
             return self._result.decode(body)
         except (msgspec.DecodeError, ValueError) as error:
-            raise ContractError(f"the result of engine method {self.name!r} doesn't fit its signature: {error}") from error
+            raise ContractError(
+                f"the result of engine method {self.name!r} doesn't fit its signature: {error}"
+            ) from error
 
 
 @functools.cache
