@@ -30,7 +30,7 @@ class RlTask(StrEnum):
     @property
     def kind(self) -> TaskKind:
         """Generation, inference or training."""
-        return TaskKind(self.value.rpartition("_")[2])
+        return _KINDS[self]
 
     @property
     def role(self) -> str:
@@ -43,6 +43,8 @@ class RlTask(StrEnum):
         return self.role in {"critic", "reward"}
 
 
+# Read for every plan that a search prices, so worked out once.
+_KINDS = {task: TaskKind(task.value.rpartition("_")[2]) for task in RlTask}
 _PPO_ONLY = frozenset({RlTask.CRITIC_INFERENCE, RlTask.CRITIC_TRAINING})
 
 

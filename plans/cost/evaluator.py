@@ -58,6 +58,8 @@ class Evaluation:
     """Seconds per task."""
     decode_batches: tuple[int, ...]
     """Decode batch per generation replica."""
+    decode_rooms: tuple[int, ...]
+    """Most sequences that fit together, per generation replica, capped by max_num_seqs; 0 = none."""
 
     @property
     def feasible(self) -> bool:
@@ -96,6 +98,7 @@ class _GroupMemory(NamedTuple):
 
     overflow_bytes: float
     decode_batches: tuple[int, ...]
+    decode_rooms: tuple[int, ...]
 
 
 class PlanEvaluator:
@@ -130,6 +133,7 @@ class PlanEvaluator:
         shared = self.shares_weights(plan)
         overflow = 0.0
         batches: tuple[int, ...] = ()
+        rooms: tuple[int, ...] = ()
         group_of: dict[RlTask, int] = {}
         for index, group in enumerate(plan.groups):
             outcome = self._group_memory(group, tasks, shared=shared)
@@ -137,14 +141,14 @@ class PlanEvaluator:
             for task in group:
                 group_of[task] = index
             if RlTask.ACTOR_GENERATION in group:
-                batches = outcome.decode_batches
+                batches, rooms = outcome.decode_batches, outcome.decode_rooms
         task_s = {}
         for task in self.tasks:
             decode = batches if task is RlTask.ACTOR_GENERATION else ()
             task_s[task] = self.task_cost(task, tasks[task], decode).total_s
         moved_s = self._transfer_s(training, generation)
         phases = combine(self.job.mode, task_s, group_of, moved_s, self.model.eta)
-        return Evaluation(phases.iteration_s, overflow, phases, task_s, batches)
+        return Evaluation(phases.iteration_s, overflow, phases, task_s, batches, rooms)
 
     @staticmethod
     def shares_weights(plan: CompactPlan) -> bool:
@@ -163,24 +167,26 @@ class PlanEvaluator:
             _keep(self._costs, key, cost)
         return cost
 
-    def replica_costs(
-        self, task: RlTask, placement: CompactTask, decode_batches: tuple[int, ...] = ()
-    ) -> tuple[float, ...]:
-        """Return the seconds of each replica without the gradient all-reduce (for load balancing)."""
-        terms = self.terms[task]
+    def replica_s(self, task: RlTask, placement: CompactTask, index: int, samples: int, decode_batch: int = 1) -> float:
+        """Return the seconds of one replica with so many samples, without the gradient all-reduce."""
         table = self._stage_table(task, placement.micro_batch_size)
-        return tuple(
-            self._replica(terms, table, placement, i, decode_batches[i] if decode_batches else 1)[0]
-            for i in range(placement.dp)
-        )
+        return self._replica(self.terms[task], table, placement, index, samples, decode_batch)[0]
+
+    def stage_totals(
+        self, task: RlTask, placement: CompactTask, index: int, decode_batch: int = 1
+    ) -> tuple[float, ...]:
+        """Return the seconds of each stage of one replica."""
+        table = self._stage_table(task, placement.micro_batch_size)
+        samples = placement.samples[index]
+        return tuple(self._replica(self.terms[task], table, placement, index, samples, decode_batch)[6])
 
     def _price(self, task: RlTask, placement: CompactTask, decode_batches: tuple[int, ...]) -> FastTaskCost:
         terms = self.terms[task]
         table = self._stage_table(task, placement.micro_batch_size)
         total = comp = hbm = tp = pp = bubble = 0.0
-        for i in range(len(placement.samples)):
+        for i, samples in enumerate(placement.samples):
             batch = decode_batches[i] if decode_batches else 1
-            slowest, c, h, t, p, b = self._replica(terms, table, placement, i, batch)
+            slowest, c, h, t, p, b, _ = self._replica(terms, table, placement, i, samples, batch)
             total = slowest if slowest > total else total
             comp = c if c > comp else comp
             hbm = h if h > hbm else hbm
@@ -191,20 +197,27 @@ class PlanEvaluator:
         return FastTaskCost(total + dp, comp, hbm, tp, pp, dp, bubble)
 
     def _replica(
-        self, terms: TaskTerms, table: dict[tuple[int, ...], _Stage], placement: CompactTask, index: int, batch: int
-    ) -> tuple[float, float, float, float, float, float]:
-        """Return (slowest stage + bubble, and the largest comp, hbm, tp, pp; bubble) of a replica."""
+        self,
+        terms: TaskTerms,
+        table: dict[tuple[int, ...], _Stage],
+        placement: CompactTask,
+        index: int,
+        num_samples: int,
+        batch: int,
+    ) -> tuple[float, float, float, float, float, float, list[float]]:
+        """Return (slowest stage + bubble, the largest comp, hbm, tp, pp, the bubble, stage totals) of a replica."""
         mbs, layers = placement.micro_batch_size, placement.layers
         gpus = placement.stages[index]
         last = len(gpus) - 1
         tp_degree = len(gpus[0])
-        micro_batches = -(-placement.samples[index] // mbs)
-        samples = micro_batches * mbs if terms.pads_micro_batches else placement.samples[index]
+        micro_batches = -(-num_samples // mbs)
+        samples = micro_batches * mbs if terms.pads_micro_batches else num_samples
         work = terms.passes * samples
         tp_factor = terms.tp_count * micro_batches
         pp_factor = terms.pp_count * micro_batches
         pp_bytes = terms.activation_bytes * mbs
-        slowest = comp_max = hbm_max = tp_max = pp_max = flow = 0.0
+        totals: list[float] = []
+        comp_max = hbm_max = tp_max = pp_max = flow = 0.0
         decode = terms.decode
         steps = decode.steps(float(samples), batch) if decode is not None else 0.0
         stage = table.get(gpus[0]) or self._make_stage(terms, table, gpus[0], mbs)
@@ -227,14 +240,14 @@ class PlanEvaluator:
                     if not is_last:
                         pp += steps * self._pair_s(stage, following, batch * decode.token_bytes)
             total = comp + tp + pp + hbm
-            slowest = total if total > slowest else slowest
+            totals.append(total)
             comp_max = comp if comp > comp_max else comp_max
             hbm_max = hbm if hbm > hbm_max else hbm_max
             tp_max = tp if tp > tp_max else tp_max
             pp_max = pp if pp > pp_max else pp_max
             stage = following
         bubble = terms.updates * flow / micro_batches if terms.has_bubble else 0.0
-        return slowest + bubble, comp_max, hbm_max, tp_max, pp_max, bubble
+        return max(totals) + bubble, comp_max, hbm_max, tp_max, pp_max, bubble, totals
 
     def _pair_s(self, first: _Stage, second: _Stage, num_bytes: float) -> float:
         if first.only_machine >= 0 and second.only_machine >= 0:
@@ -319,8 +332,7 @@ class PlanEvaluator:
             model.model_bytes(layers, is_first=j == 0, is_last=j == pp - 1, tp=tp, dp=dp)
             for j, layers in enumerate(placement.layers)
         ]
-        shape = (dp, pp, tp)
-        model_bytes = np.broadcast_to(np.array(resident)[None, :, None], shape).reshape(-1)
+        model_bytes = np.tile(np.repeat(np.array(resident), tp), dp)
         if task.kind is TaskKind.GENERATION:
             return _Memory(model_bytes, np.zeros(dp * pp * tp))
         by_count: dict[int, list[float]] = {}
@@ -334,7 +346,7 @@ class PlanEvaluator:
                     for j, layers in enumerate(placement.layers)
                 ]  # fmt: skip
             rows.append(by_count[count])
-        working = np.broadcast_to(np.array(rows)[:, :, None], shape).reshape(-1)
+        working = np.repeat(np.array(rows).reshape(-1), tp)
         return _Memory(model_bytes, working)
 
     def _group_memory(
@@ -360,33 +372,32 @@ class PlanEvaluator:
                 resident[placement.flat] += memory.model
             working[placement.flat] = np.maximum(working[placement.flat], memory.working)
         batches: tuple[int, ...] = ()
+        rooms: tuple[int, ...] = ()
         overflow = 0.0
         if RlTask.ACTOR_GENERATION in group:
-            batches, overflow = self._place_cache(tasks[RlTask.ACTOR_GENERATION], resident, working)
+            batches, rooms, overflow = self._place_cache(tasks[RlTask.ACTOR_GENERATION], resident, working)
         excess = resident + working - self._capacity
         if excess.max() > 0:
             overflow += float(excess[excess > 0].sum())
-        return _GroupMemory(overflow, batches)
+        return _GroupMemory(overflow, batches, rooms)
 
     def _place_cache(
         self, placement: CompactTask, resident: FloatArray, working: FloatArray
-    ) -> tuple[tuple[int, ...], float]:
-        """Return the decode batches and the bytes lacking for one sequence; add the cache to the working bytes."""
+    ) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+        """Return decode batches, rooms and the bytes lacking for one sequence; add the cache to the working bytes."""
         model = self._memory_models[RlTask.ACTOR_GENERATION]
         cap = self.job.generation.max_num_seqs
         per_stage = np.array([model.cache_bytes(layers, placement.tp) for layers in placement.layers])
         free = self._usable[placement.gpus] - resident[placement.gpus]
-        rooms = np.floor(free / per_stage[None, :, None]).min(axis=(1, 2)).tolist()
-        batches = tuple(
-            max(1, min(cap, int(room), samples)) for room, samples in zip(rooms, placement.samples, strict=True)
-        )
-        cache = np.array(batches)[:, None, None] * per_stage[None, :, None]
-        flat = np.broadcast_to(cache, placement.gpus.shape).reshape(-1)
+        fits = np.floor(free / per_stage[None, :, None]).min(axis=(1, 2)).tolist()
+        rooms = tuple(max(0, min(cap, int(room))) for room in fits)
+        batches = tuple(max(1, min(room, samples)) for room, samples in zip(rooms, placement.samples, strict=True))
+        flat = np.repeat(np.outer(batches, per_stage).reshape(-1), placement.tp)
         working[placement.flat] = np.maximum(working[placement.flat], flat)
         lacking = 0.0
-        if min(rooms) < 1.0:
+        if min(rooms) < 1:
             lacking = float(np.maximum(0.0, per_stage[None, :, None] - free).sum())
-        return batches, lacking
+        return batches, rooms, lacking
 
 
 def _decode_step_s(decode: DecodeTerms, stage: _Stage, num_layers: int, batch: int, tp: int, *, is_last: bool) -> float:
