@@ -152,7 +152,7 @@ def _grouped_sdpa(
     attention_mask: Tensor,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **_: Any,
+    **_: Any,  # noqa: ANN401 - what models hand on
 ) -> tuple[Tensor, None]:
     """SDPA that lets the kernel share key-value heads; transformers copies them wherever there is a mask."""
     output = torch.nn.functional.scaled_dot_product_attention(
@@ -161,14 +161,14 @@ def _grouped_sdpa(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _attention_of(config: Any, device: torch.device) -> str:
+def _attention_of(config: Any, device: torch.device) -> str:  # noqa: ANN401 - a configuration class
     """Return the attention function for a model; only `eager` applies a soft cap to attention logits."""
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "eager"
     return _ATTENTION if device.type == "cpu" and config.model_type in _PLAIN_ATTENTION_MODELS else "sdpa"
 
 
-def _require_full_attention(config: Any, model_dir: Path) -> None:
+def _require_full_attention(config: Any, model_dir: Path) -> None:  # noqa: ANN401 - a configuration class
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         raise EngineError(

@@ -79,7 +79,7 @@ class RemoteEngine:
         """Close the connection; the engine process lives on until it is idle for too long or stopped by its manager."""
         self._http.close()
 
-    def _call(self, method: str, **arguments: object) -> Any:
+    def _call(self, method: str, **arguments: object) -> Any:  # noqa: ANN401 - of the method
         codec = methods_of(self.record.launch.role).get(method)
         if codec is None:
             raise EngineError(f"{self.record.describe()} has no method {method!r}", method=method)

@@ -54,7 +54,7 @@ def _scoring_faults(row: ScoredTokens, launch: EngineLaunch, vocabulary: int) ->
 def _token_faults(what: str, ids: Sequence[int], least: int, most: int, vocabulary: int) -> Iterator[str]:
     if not least <= len(ids) <= most:
         yield f"the {what} has {len(ids)} tokens, must have {least} to {most}"
-    if len(ids) and not (0 <= min(ids) and max(ids) < vocabulary):
+    if len(ids) and (min(ids) < 0 or max(ids) >= vocabulary):
         yield f"the {what} has ids from {min(ids)} to {max(ids)}, must be in [0, {vocabulary})"
 
 

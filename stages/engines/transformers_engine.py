@@ -78,7 +78,7 @@ class TransformersEngine:
         with self.weights.replacing(policy_version, weights_hash), torch.inference_mode():
             for file in weight_files(directory):
                 with safe_open(file, framework="pt") as tensors:
-                    for name in tensors.keys():
+                    for name in tensors.offset_keys():
                         state[name].copy_(tensors.get_tensor(name))
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
@@ -181,5 +181,5 @@ def _are_equal(directory: Path, first: str, second: str) -> bool:
     tensors: list[torch.Tensor] = []
     for file in weight_files(directory):
         with safe_open(file, framework="pt") as content:
-            tensors.extend(content.get_tensor(name) for name in (first, second) if name in content.keys())
+            tensors.extend(content.get_tensor(name) for name in (first, second) if name in content.offset_keys())
     return bool(torch.equal(*tensors))

@@ -44,7 +44,7 @@ def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     for file in weight_files(directory):
         try:
             with safe_open(file, framework="numpy") as tensors:
-                shapes.update({name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()})
+                shapes.update({name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.offset_keys()})
         except (SafetensorError, OSError) as error:
             raise unfit_directory(directory, f"{file.name} is no complete safetensors file: {error}") from error
     return shapes

@@ -31,7 +31,7 @@ PROTOCOLS: Mapping[Role, type] = {
 class MethodCodec:
     """Encodes and decodes the arguments and the result of one protocol method."""
 
-    def __init__(self, name: str, parameters: Mapping[str, Any], result: Any) -> None:
+    def __init__(self, name: str, parameters: Mapping[str, Any], result: Any) -> None:  # noqa: ANN401 - a type form
         self.name = name
         self._parameters = tuple(parameters)
         self._arguments = msgspec.msgpack.Decoder(
@@ -58,7 +58,7 @@ class MethodCodec:
         """Return the body of an answer."""
         return _ENCODER.encode(result)
 
-    def decode_result(self, body: bytes) -> Any:
+    def decode_result(self, body: bytes) -> Any:  # noqa: ANN401 - of the method
         """Return a result; a body of another shape raises `ContractError`."""
         try:
             return self._result.decode(body)
