@@ -128,9 +128,10 @@ def dispatch_by_length(
         work = sequence_weight(lengths[index], linear, quadratic)
         open_replicas = [r for r in range(len(speeds)) if tokens[r] + lengths[index] <= caps[r]]
         if not open_replicas:
+            held = [int(count) for count in tokens]
             raise InfeasibleError(
                 f"sample {index} of {lengths[index]} tokens fits on no replica: their token caps are "
-                f"{list(token_caps or ())} and hold {[int(held) for held in tokens]}; raise the caps or use more replicas."
+                f"{list(token_caps or ())} and they hold {held}; raise the caps or use more replicas."
             )
         best = min(open_replicas, key=lambda r: ((loads[r] + work) / speeds[r], r))
         loads[best] += work

@@ -60,7 +60,12 @@ class CompactTask:
     @cached_property
     def key(self) -> Hashable:
         """Identity by content, for caches."""
-        return (self.gpus.shape, self.gpus.tobytes(), self.layers, self.samples, self.micro_batch_size)
+        return (self.grid_key, self.samples, self.micro_batch_size)
+
+    @cached_property
+    def grid_key(self) -> Hashable:
+        """Identity of GPUs and layers, without samples."""
+        return (self.gpus.shape, self.gpus.tobytes(), self.layers)
 
     @cached_property
     def stages(self) -> list[list[tuple[int, ...]]]:

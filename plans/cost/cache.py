@@ -1,0 +1,28 @@
+"""A cache that is emptied when full: bounded memory without bookkeeping per read."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
+
+#: Entries after which a cache is emptied.
+CACHE_LIMIT = 50_000
+
+
+class BoundedCache(Generic[KeyT, ValueT]):
+    """Values by key; `get` is the dictionary's own."""
+
+    __slots__ = ("_entries", "get")
+
+    def __init__(self) -> None:
+        self._entries: dict[KeyT, ValueT] = {}
+        self.get = self._entries.get
+
+    def put(self, key: KeyT, value: ValueT) -> None:
+        """Store a value; empty the cache first when it is full."""
+        if len(self._entries) >= CACHE_LIMIT:
+            self._entries.clear()
+        self._entries[key] = value
