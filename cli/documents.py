@@ -1,0 +1,48 @@
+"""Options that name a cluster, job or plan file, and reading them: the one place where the planner's commands read files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.errors import InputError
+from plans.plan import Plan
+from plans.plan_load import load_plan
+from plans.spec.cluster import Cluster
+from plans.spec.job import Job
+from plans.spec.load import load_cluster, load_job
+
+ClusterOption = Annotated[Path, typer.Option("--cluster", "-c", help="Cluster file (YAML or JSON).")]
+JobOption = Annotated[Path, typer.Option("--job", "-j", help="Job file (YAML or JSON).")]
+PlanOption = Annotated[Path, typer.Option("--plan", "-p", help="Plan file (JSON), e.g. from `motley plan --out`.")]
+
+
+def read_text(file: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        InputError: missing, unreadable, or no UTF-8 text.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{file} can't be read: {error.strerror}; give the path of an existing file.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is no UTF-8 text (byte {error.start}); give a YAML or JSON file.") from error
+
+
+def read_cluster(file: Path) -> Cluster:
+    """Return the cluster of a file; a SpecError lists all its faults."""
+    return load_cluster(read_text(file), str(file))
+
+
+def read_job(file: Path) -> Job:
+    """Return the job of a file; a SpecError lists all its faults."""
+    return load_job(read_text(file), str(file))
+
+
+def read_plan(file: Path) -> Plan:
+    """Return the plan of a file; a SpecError lists all its faults."""
+    return load_plan(read_text(file), str(file))

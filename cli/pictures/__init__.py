@@ -1,0 +1,1 @@
+"""Pictures of plans and simulations (matplotlib, loaded when one is drawn)."""

@@ -1,0 +1,218 @@
+"""`motley rollouts ls / show / stats / sql`: look into the completions that a run was trained on."""
+
+from __future__ import annotations
+
+import csv
+import json as json_module
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from cli.deployment import HomeOption, JsonOption, home_of
+from cli.errors import InputError
+from cli.output import Output
+from cli.run_lookup import find_run
+from cli.runs import RunArgument
+from cli.tables import table
+from storage.layout import Split
+from storage.sql import connect
+
+if TYPE_CHECKING:
+    import duckdb
+
+app = typer.Typer(no_args_is_help=True, help="Look into the completions of a run.")
+
+SplitOption = Annotated[Split, typer.Option(help="Trained on, or evaluation (iteration = policy version).")]
+
+LIST_QUERY = """
+SELECT iteration, count(*) AS rows, count(DISTINCT prompt_id) AS prompts, count(DISTINCT shard) AS shards,
+       min(policy_version_first) AS policy_from, max(policy_version_last) AS policy_to,
+       sum(len(completion_token_ids)) AS tokens, avg(reward) AS reward, count(*) - count(reward) AS without_reward
+FROM completions WHERE split = ? GROUP BY iteration ORDER BY iteration
+"""
+
+STATS_QUERY = """
+SELECT iteration, count(*) AS rows, avg(reward) AS reward_mean, stddev_samp(reward) AS reward_std,
+       avg(len(completion_token_ids)) AS tokens_mean, quantile_cont(len(completion_token_ids), 0.95) AS tokens_p95,
+       avg((finish_reason = 'length')::int) AS cut_share,
+       sum((reward_status = 'ok')::int) AS ok, sum((reward_status = 'unparsable')::int) AS unparsable,
+       sum((reward_status = 'truncated')::int) AS truncated, sum((reward_status = 'timed_out')::int) AS timed_out,
+       sum((reward_status = 'crashed')::int) AS crashed, avg(is_dropped::int) AS dropped_share,
+       avg(staleness) AS staleness_mean, max(logprob_gap_max) AS logprob_gap_max
+FROM completions WHERE split = ? GROUP BY iteration ORDER BY iteration
+"""
+
+GROUP_QUERY = """
+SELECT * FROM completions
+WHERE split = $split AND iteration = $iteration AND prompt_id = $prompt ORDER BY sample_index
+"""
+
+
+@app.command("ls")
+def list_rollouts(
+    run: RunArgument, split: SplitOption = Split.TRAIN, home: HomeOption = None, json: JsonOption = False
+) -> None:
+    """List the iterations that have rollouts, with row counts, policy versions and mean reward."""
+    _print_query(run, LIST_QUERY, split, f"Rollouts of {run} ({split})", home, json=json)
+
+
+@app.command()
+def stats(
+    run: RunArgument, split: SplitOption = Split.TRAIN, home: HomeOption = None, json: JsonOption = False
+) -> None:
+    """Show rewards, lengths, statuses, drops and staleness by iteration."""
+    _print_query(run, STATS_QUERY, split, f"Statistics of {run} ({split})", home, json=json)
+
+
+@app.command("show")
+def show_group(
+    run: RunArgument,
+    iteration: Annotated[int, typer.Option(min=0, help="Iteration (split eval: policy version).")] = 0,
+    prompt: Annotated[str | None, typer.Option(help="Prompt id; default: the iteration's first prompt.")] = None,
+    worst: Annotated[bool, typer.Option("--worst", help="Choose the prompt with the lowest mean reward.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Print token ids with the sampler's log-probs.")] = False,
+    split: SplitOption = Split.TRAIN,
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show one prompt with all its completions: text, reward, status, advantage, log-probs.
+
+    Example: motley rollouts show quickstart --iteration 3 --worst
+    """
+    output = Output(is_json=json)
+    found = find_run(run, home_of(home))
+    with connect(found.store, found.name) as connection:
+        chosen = prompt or _first_prompt(connection, iteration, split, is_worst=worst)
+        parameters = {"split": split.value, "iteration": iteration, "prompt": chosen}
+        rows = _rows(connection, GROUP_QUERY, parameters) if chosen else []
+    if not rows:
+        what = f"prompt {prompt!r}" if prompt else "rollouts"
+        raise InputError(
+            f"Iteration {iteration} of {found.name} has no {what} ({split}); see `motley rollouts ls {run}`."
+        )
+    if json:
+        output.result({"rows": rows}, "")
+        return
+    for part in _group_text(rows, is_with_tokens=tokens):
+        output.console.print(part)
+
+
+@app.command()
+def sql(
+    run: RunArgument,
+    query: Annotated[str, typer.Argument(help="DuckDB query over the views named below.")],
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="Write the answer to a CSV file; - for standard output.")
+    ] = None,
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Query a run with SQL (DuckDB). Data is read from Parquet through the manifests, only the columns needed.
+
+    Views: completions (all below joined), rollouts, rewards, reference, critic_values, training, iterations, metrics.
+
+    Example: motley rollouts sql quickstart "SELECT iteration, avg(reward) FROM completions GROUP BY 1 ORDER BY 1"
+    """
+    import duckdb
+
+    output = Output(is_json=json)
+    found = find_run(run, home_of(home))
+    with connect(found.store, found.name) as connection:
+        try:
+            rows = _rows(connection, query)
+        except duckdb.Error as error:
+            raise InputError(f"DuckDB refuses the query: {str(error).splitlines()[0]}.") from error
+    columns = list(rows[0]) if rows else []
+    if csv_file is not None:
+        _write_csv(csv_file, columns, rows)
+    elif json:
+        output.result({"columns": columns, "rows": rows}, "")
+    else:
+        output.console.print(table(f"{len(rows)} row(s)", columns, [list(row.values()) for row in rows]))
+
+
+def _print_query(run: str, query: str, split: Split, title: str, home: Path | None, *, json: bool) -> None:
+    output = Output(is_json=json)
+    found = find_run(run, home_of(home))
+    with connect(found.store, found.name) as connection:
+        rows = _rows(connection, query, [split.value])
+    if json:
+        output.result({"run": found.name, "split": split.value, "iterations": rows}, "")
+    elif rows:
+        output.console.print(table(title, list(rows[0]), [list(row.values()) for row in rows]))
+    else:
+        output.result({}, f"Run {found.name} has no committed rollouts of split {split} yet.")
+
+
+def _first_prompt(connection: duckdb.DuckDBPyConnection, iteration: int, split: Split, *, is_worst: bool) -> str | None:
+    order = "avg(reward) ASC NULLS FIRST, min(prompt_index)" if is_worst else "min(prompt_index)"
+    query = f"""SELECT prompt_id FROM completions WHERE split = ? AND iteration = ?
+                GROUP BY prompt_id ORDER BY {order} LIMIT 1"""
+    row = connection.execute(query, [split.value, iteration]).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _rows(
+    connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Run a query and return JSON-able rows."""
+    answer = connection.execute(query, parameters) if parameters else connection.execute(query)
+    names = [column[0] for column in answer.description or ()]
+    return [dict(zip(names, map(_json_value, row), strict=True)) for row in answer.fetchall()]
+
+
+def _json_value(value: Any) -> Any:  # noqa: ANN401 - whatever DuckDB returns
+    if isinstance(value, str | int | float | bool | None):
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_json_value(item) for item in value]
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _group_text(rows: Sequence[dict[str, Any]], *, is_with_tokens: bool) -> list[Text]:
+    first = rows[0]
+    parts = [
+        Text(f"{first['prompt_id']}  iteration {first['iteration']}  group {first['group_id']}", style="bold"),
+        Text(
+            f"policy version {first['policy_version_first']}, temperature {first['temperature']:g}, {first['engine']}"
+        ),
+        Text("prompt: ", style="cyan").append(repr(first["prompt_text"]), style="default"),
+        Text("gold answer: ", style="cyan").append(str(first["gold_answer"]), style="default"),
+    ]
+    for row in rows:
+        reward = row["reward"]
+        style = "green" if reward is not None and reward > 0 else "red" if reward is not None else "yellow"
+        said = f"{reward:g}" if reward is not None else row["reward_status"] or "not scored"
+        head = (
+            f"[{row['sample_index']}] reward {said}, {len(row['completion_token_ids'])} tokens, {row['finish_reason']}"
+        )
+        if row["advantage"] is not None:
+            head += f", advantage {row['advantage']:+.3f}"
+        if row["is_dropped"]:
+            head += f", dropped: {row['dropped_reason']}"
+        parts += [Text(head, style=style), Text("    " + (row["completion_text"] or ""))]
+        if is_with_tokens:
+            pairs = zip(row["completion_token_ids"], row["sampler_logprobs"], strict=True)
+            parts.append(Text("    " + "  ".join(f"{token}:{logprob:.3f}" for token, logprob in pairs), style="dim"))
+    return parts
+
+
+def _write_csv(file: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    def text(value: Any) -> Any:  # noqa: ANN401 - lists and maps become JSON text
+        return json_module.dumps(value) if isinstance(value, list | dict) else value
+
+    stream = sys.stdout if str(file) == "-" else file.open("w", newline="", encoding="utf-8")
+    try:
+        writer = csv.writer(stream)
+        writer.writerow(columns)
+        writer.writerows([text(value) for value in row.values()] for row in rows)
+    finally:
+        if stream is not sys.stdout:
+            stream.close()
