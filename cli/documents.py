@@ -1,4 +1,4 @@
-"""Options that name a cluster, job or plan file, and reading them: the one place where the planner's commands read files."""
+"""Options that name a cluster, job or plan file, and reading them: the only file access of the planner's commands."""
 
 from __future__ import annotations
 

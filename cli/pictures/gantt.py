@@ -59,7 +59,7 @@ def draw_gantt(result: SimulationResult, cluster: Cluster, file: Path) -> None:
     axes.set_xlabel("simulated seconds (dotted: a new policy is in place)")
     used = {interval.activity for interval in result.intervals}
     legend = [Patch(color=colour, label=name) for name, colour in COLOURS.items() if name in used]
-    axes.legend(handles=legend, loc="upper center", bbox_to_anchor=(0.5, 1.0 + 1.2 / (1.6 + 0.16 * len(gpus))), ncols=3)
+    figure.legend(handles=legend, loc="outside upper center", ncols=3, frameon=False)
     figure.savefig(file, dpi=130)
 
 
