@@ -140,4 +140,5 @@ def answer_text(answer: object) -> str:
 
 def _json_value(value: Any) -> Any:  # noqa: ANN401 - any column type in, any JSON type out
     # Dates, bytes and the like become text: metadata is for people and for verifiers, both of which read JSON.
-    return json.loads(json.dumps(value, default=str))
+    # A number that is none is no value.
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)

@@ -6,9 +6,7 @@ number of interruptions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+import hashlib
 
 from stages.data.dataset import Dataset
 from stages.data.rows import PromptRow
@@ -18,9 +16,10 @@ from stages.errors import DataError
 def prompts_for_iteration(dataset: Dataset, seed: int, iteration: int, num_prompts: int) -> list[PromptRow]:
     """The prompts of one iteration, in order.
 
-    Each epoch is a permutation of the dataset by (seed, epoch), cut into iterations of `num_prompts`. The remainder of
-    an epoch that doesn't fill an iteration is left out (another remainder in each epoch): an iteration across two
-    epochs could hold a prompt twice, and two groups of one prompt would have the same row ids.
+    Each epoch is a permutation of the dataset by hashes of (seed, epoch, prompt_id), cut into iterations of
+    `num_prompts`; it depends neither on the order of the rows nor on the release of any library. The remainder of an
+    epoch that doesn't fill an iteration is left out (another remainder in each epoch): an iteration across two epochs
+    could hold a prompt twice, and two groups of one prompt would have the same row ids.
 
     Args:
         dataset: Training rows.
@@ -33,14 +32,13 @@ def prompts_for_iteration(dataset: Dataset, seed: int, iteration: int, num_promp
     """
     per_epoch = _iterations_per_epoch(dataset, num_prompts)
     epoch, place = divmod(iteration, per_epoch)
-    order = epoch_order(len(dataset), seed, epoch)
-    return [dataset.rows[row] for row in order[place * num_prompts : (place + 1) * num_prompts]]
+    order = epoch_order(dataset, seed, epoch)
+    return order[place * num_prompts : (place + 1) * num_prompts]
 
 
-def epoch_order(num_rows: int, seed: int, epoch: int) -> Sequence[int]:
-    """Permutation of row numbers in one epoch; depends on (num_rows, seed, epoch) only."""
-    order: list[int] = np.random.default_rng([seed, epoch]).permutation(num_rows).tolist()
-    return order
+def epoch_order(dataset: Dataset, seed: int, epoch: int) -> list[PromptRow]:
+    """All rows in the order of one epoch: by their hash with (seed, epoch). O(n log n)."""
+    return sorted(dataset.rows, key=lambda row: hashlib.sha256(f"{seed} {epoch} {row.prompt_id}".encode()).digest())
 
 
 def epoch_of_iteration(dataset: Dataset, iteration: int, num_prompts: int) -> int:

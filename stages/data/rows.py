@@ -58,13 +58,13 @@ class PromptRow:
 
 
 def canonical_json(value: Json) -> str:
-    """JSON text that is equal for equal values: sorted keys, no spaces, no NaN.
+    """JSON text that is equal for equal values: sorted keys, no spaces, ASCII only, no NaN.
 
     Raises:
         TypeError: The value is not one of JSON.
         ValueError: A number is not finite.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def content_digest(environment: str, prompt: PromptContent, answer: str | None) -> str:
