@@ -1,0 +1,155 @@
+"""The part of Airflow's REST API that the command line uses.
+
+Answers are plain dictionaries, as Airflow gives them; what is not there is None. Everything else that goes wrong is a
+`DeploymentError` with a sentence.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from cli.errors import DeploymentError
+from stages.home import logical_date_of
+
+_PAGE = 1000
+_CONFLICT = 409
+_NOT_FOUND = 404
+
+
+class AirflowApi:
+    """A client of one deployment."""
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0, transport: httpx.BaseTransport | None = None) -> None:
+        """Keep the address; the first request fetches a token.
+
+        Args:
+            url: Address of the API server.
+            timeout_s: Longest wait for one answer.
+            transport: Another transport, for tests.
+        """
+        self._client = httpx.Client(base_url=url, timeout=timeout_s, transport=transport)
+        self._has_token = False
+
+    def __enter__(self) -> Self:
+        """Return the client itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def health(self) -> dict[str, str | None]:
+        """Return the state of each component, `healthy` if it is; all None when the server does not answer."""
+        try:
+            answer = self._client.get("/api/v2/monitor/health", timeout=5.0)
+            found = answer.json() if answer.status_code == httpx.codes.OK else {}
+        except (httpx.HTTPError, ValueError):
+            found = {}
+        names = ("metadatabase", "scheduler", "dag_processor", "triggerer")
+        return {name: (found.get(name) or {}).get("status") for name in names}
+
+    def dag(self, dag_id: str) -> dict[str, Any] | None:
+        """Return a DAG, None if Airflow has not parsed it."""
+        return self._get(f"/api/v2/dags/{dag_id}")
+
+    def import_errors(self) -> list[dict[str, Any]]:
+        """Return the errors of DAG files."""
+        return list((self._get("/api/v2/importErrors") or {}).get("import_errors", []))
+
+    def reparse(self, file_token: str) -> None:
+        """Ask for a DAG file to be parsed soon."""
+        self._send("PUT", f"/api/v2/parseDagFile/{file_token}", allowed=(_CONFLICT,))
+
+    def set_paused(self, dag_id: str, *, is_paused: bool) -> None:
+        """Pause or unpause a DAG."""
+        self._send("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": is_paused})
+
+    def dag_runs(self, dag_id: str) -> list[dict[str, Any]]:
+        """Return all DAG runs of a DAG, by logical date."""
+        found: list[dict[str, Any]] = []
+        while True:
+            query = {"limit": _PAGE, "offset": len(found), "order_by": "logical_date"}
+            page = self._get(f"/api/v2/dags/{dag_id}/dagRuns", params=query)
+            found += [] if page is None else page["dag_runs"]
+            if page is None or not page["dag_runs"] or len(found) >= page["total_entries"]:
+                return found
+
+    def task_instances(self, dag_id: str, dag_run_id: str) -> list[dict[str, Any]]:
+        """Return the task instances of one DAG run."""
+        page = self._get(f"/api/v2/dags/{dag_id}/dagRuns/{dag_run_id}/taskInstances", params={"limit": _PAGE})
+        return [] if page is None else list(page["task_instances"])
+
+    def set_run_state(self, dag_id: str, dag_run_id: str, state: str) -> None:
+        """Set the state of a DAG run."""
+        self._send("PATCH", f"/api/v2/dags/{dag_id}/dagRuns/{dag_run_id}", json={"state": state})
+
+    def active_backfills(self, dag_id: str) -> list[dict[str, Any]]:
+        """Return the backfills of a DAG that have not completed."""
+        page = self._get("/api/v2/backfills", params={"dag_id": dag_id, "limit": _PAGE})
+        return [b for b in (page or {}).get("backfills", []) if b["completed_at"] is None]
+
+    def cancel_backfill(self, backfill_id: int) -> None:
+        """Cancel a backfill; its unstarted runs are marked failed."""
+        self._send("PUT", f"/api/v2/backfills/{backfill_id}/cancel", allowed=(_CONFLICT,))
+
+    def backfill_iteration(self, dag_id: str, iteration: int) -> dict[str, Any]:
+        """Run one iteration again (or for the first time), in a slot of its own."""
+        date = logical_date_of(iteration).isoformat()
+        body = {
+            "dag_id": dag_id,
+            "from_date": date,
+            "to_date": date,
+            "reprocess_behavior": "failed",
+            "max_active_runs": 1,
+            "run_on_latest_version": True,
+        }
+        return dict(self._send("POST", "/api/v2/backfills", json=body).json())
+
+    def _get(self, path: str, params: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        answer = self._send("GET", path, params=params, allowed=(_NOT_FOUND,))
+        return None if answer.status_code == _NOT_FOUND else dict(answer.json())
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, Any] | None = None,
+        json: dict[str, Any] | None = None,
+        allowed: tuple[int, ...] = (),
+    ) -> httpx.Response:
+        try:
+            if not self._has_token:
+                self._fetch_token()
+            answer = self._client.request(method, path, params=params, json=json)
+            if answer.status_code == httpx.codes.UNAUTHORIZED:  # tokens end after a day
+                self._fetch_token()
+                answer = self._client.request(method, path, params=params, json=json)
+        except httpx.HTTPError as error:
+            raise DeploymentError(
+                f"Airflow at {self._client.base_url} does not answer {method} {path} ({type(error).__name__}: {error}); look at "
+                "`motley status`."
+            ) from error
+        if answer.is_error and answer.status_code not in allowed:
+            raise DeploymentError(
+                f"Airflow refused {method} {path} with status {answer.status_code}: {answer.text[:500]}"
+            )
+        return answer
+
+    def _fetch_token(self) -> None:
+        answer = self._client.get("/auth/token")
+        if answer.is_error:
+            raise DeploymentError(
+                f"Airflow at {self._client.base_url} gives no token (status {answer.status_code}); is it a deployment of Motley?"
+            )
+        self._client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        self._has_token = True

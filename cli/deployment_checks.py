@@ -1,0 +1,136 @@
+"""What must hold before anything is started; every refusal is a sentence that says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from cli.deployment_settings import DAGS_DIR, REPOSITORY
+from cli.errors import DeploymentError
+from stages.home import ENGINES_PYTHON_VARIABLE, MotleyHome
+
+MIN_FREE_BYTES = 1_000_000_000
+"""Space that a deployment needs for its database, logs and a small run."""
+
+AIRFLOW_PYTHON_VARIABLE = "MOTLEY_AIRFLOW_PYTHON"
+"""Environment variable with Airflow's interpreter; absent means the one that runs `motley`."""
+
+MARKER_NAME = "motley.json"
+"""File in AIRFLOW_HOME that says that Motley made it, and with which Airflow."""
+
+_VERSION_SCRIPT = "import importlib.metadata as m; print(m.version('apache-airflow-core'))"
+
+
+def check_home(home: MotleyHome) -> None:
+    """Demand a home that can be written and has room; creates it.
+
+    Raises:
+        DeploymentError: it has neither.
+    """
+    try:
+        home.path.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=home.path):
+            pass
+    except OSError as error:
+        raise DeploymentError(
+            f"{home.path} can't be written ({error.strerror}); set MOTLEY_HOME to a directory that you may write."
+        ) from error
+    free_bytes = shutil.disk_usage(home.path).free
+    if free_bytes < MIN_FREE_BYTES:
+        raise DeploymentError(
+            f"{home.path} has {free_bytes / 1e9:.2f} GB left, but {MIN_FREE_BYTES / 1e9:.0f} GB are needed; free some space or set "
+            "MOTLEY_HOME to another disk."
+        )
+
+
+def airflow_python(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return Airflow's interpreter and version.
+
+    Raises:
+        DeploymentError: that interpreter has no Airflow.
+    """
+    python = environment.get(AIRFLOW_PYTHON_VARIABLE) or sys.executable
+    done = _run([python, "-c", _VERSION_SCRIPT])
+    if done is None or done.returncode != 0:
+        raise DeploymentError(
+            f"{python} has no Airflow; run `make env`, or set {AIRFLOW_PYTHON_VARIABLE} to an interpreter that has apache-airflow."
+        )
+    if not DAGS_DIR.is_dir():
+        raise DeploymentError(
+            f"{DAGS_DIR} is missing; run `motley` from a clone of the repository (`pip install -e .`)."
+        )
+    return python, done.stdout.strip()
+
+
+def engines_python(environment: Mapping[str, str], recorded: str | None) -> str:
+    """Return the interpreter of stage processes: named by the environment, by the last `up`, or beside the repository.
+
+    Raises:
+        DeploymentError: there is none, or it lacks Motley.
+    """
+    beside = REPOSITORY / ".venv-engines" / "bin" / "python"
+    named = environment.get(ENGINES_PYTHON_VARIABLE) or recorded or (str(beside) if beside.exists() else None)
+    if named is None:
+        raise DeploymentError(
+            f"no interpreter for the engines is known; run `make env`, or set {ENGINES_PYTHON_VARIABLE} to one that has torch, "
+            "transformers and Motley."
+        )
+    done = _run([named, "-c", "import stages.contract"])
+    if done is None or done.returncode != 0:
+        reason = "does not run" if done is None else (done.stderr.strip().splitlines() or ["fails"])[-1]
+        raise DeploymentError(
+            f"the engines' interpreter {named} can't import stages.contract ({reason}); run `make env`, or set "
+            f"{ENGINES_PYTHON_VARIABLE} to an interpreter in which Motley is installed."
+        )
+    return os.fspath(named)
+
+
+def check_airflow_home(home: MotleyHome, version: str) -> bool:
+    """Demand that AIRFLOW_HOME is new or Motley's, and not newer than this Airflow; return whether it must be migrated.
+
+    Raises:
+        DeploymentError: it belongs to somebody else, or to a newer Airflow.
+    """
+    folder = home.airflow_dir
+    marker = folder / MARKER_NAME
+    if not marker.exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise DeploymentError(
+                f"{folder} holds files of another Airflow; move it away, or set MOTLEY_HOME to another directory."
+            )
+        return True
+    try:
+        recorded = str(json.loads(marker.read_text(encoding="utf-8"))["airflow"])
+        is_newer = _key(recorded) > _key(version)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DeploymentError(
+            f"{marker} can't be read ({error}); move {folder} away and run `motley up` again."
+        ) from error
+    if is_newer:
+        raise DeploymentError(
+            f"{folder} was made by Airflow {recorded}, which is newer than {version}; install that version, or move the folder "
+            "away (the runs' data is not in it)."
+        )
+    return recorded != version or not (folder / "airflow.db").exists()
+
+
+def mark_airflow_home(home: MotleyHome, version: str) -> None:
+    """Note that AIRFLOW_HOME is Motley's and migrated for a version."""
+    (home.airflow_dir / MARKER_NAME).write_text(json.dumps({"airflow": version}) + "\n", encoding="utf-8")
+
+
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3])
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=Path.home())
+    except (OSError, subprocess.TimeoutExpired):
+        return None

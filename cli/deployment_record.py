@@ -1,0 +1,94 @@
+"""`deployment.json`: what `motley up` started, enough to find every process again and to start the same again."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cli.errors import DeploymentError
+
+COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
+"""The processes of an Airflow, by the names of their commands."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ComponentProcess(_Document):
+    """One started component."""
+
+    name: str
+    """Component."""
+    pid: int
+    """Process id; its session has the same number."""
+    started_at: float
+    """Start time of the process as the system tells it, Unix time: a recycled pid has another one."""
+
+
+class Ports(_Document):
+    """Ports on the loopback interface."""
+
+    api: int
+    """UI and REST."""
+    worker_logs: int
+    """Logs of local workers."""
+    trigger_logs: int
+    """Logs of the triggerer."""
+
+
+class DeploymentRecord(_Document):
+    """The document."""
+
+    format: Literal["motley.deployment/1"] = "motley.deployment/1"
+    id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    """Marks every process of this deployment through the environment."""
+    ports: Ports
+    """Ports."""
+    jwt_secret: str = Field(default_factory=lambda: secrets.token_hex(32))
+    """Signs tokens between Airflow's processes."""
+    api_secret: str = Field(default_factory=lambda: secrets.token_hex(32))
+    """Signs sessions of the UI."""
+    airflow_python: str
+    """Interpreter of Airflow."""
+    engines_python: str
+    """Interpreter of stage processes and engines."""
+    processes: tuple[ComponentProcess, ...] = ()
+    """What was started; empty when the deployment is down."""
+
+    @property
+    def url(self) -> str:
+        """Address of the UI."""
+        return f"http://127.0.0.1:{self.ports.api}"
+
+
+def read_record(file: Path) -> DeploymentRecord | None:
+    """Return the record, None if there is none.
+
+    Raises:
+        DeploymentError: the file is no deployment record.
+    """
+    try:
+        return DeploymentRecord.model_validate_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise DeploymentError(
+            f"{file} can't be read as a deployment record ({_first_line(error)}); move it away and run `motley up` again."
+        ) from error
+
+
+def write_record(file: Path, record: DeploymentRecord) -> None:
+    """Write the record, readable by its owner only: it holds secrets."""
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
+    temporary.touch(mode=0o600)
+    temporary.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    temporary.replace(file)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

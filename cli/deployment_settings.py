@@ -1,0 +1,92 @@
+"""How the embedded Airflow is configured: SQLite, LocalExecutor, loopback, and the pace of the scheduler.
+
+Everything goes through the environment of its processes; no configuration file is edited. Settings of another Airflow in the
+caller's environment are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import cli
+from cli.deployment_processes import AIRFLOW_PART
+from cli.deployment_record import DeploymentRecord
+from stages.home import (
+    DEPLOYMENT_VARIABLE,
+    ENGINES_PYTHON_VARIABLE,
+    HOME_VARIABLE,
+    PART_VARIABLE,
+    MotleyHome,
+)
+
+#: Repository (or installation) that holds `cli/`.
+REPOSITORY = Path(cli.__file__).resolve().parent.parent
+
+DAGS_DIR = REPOSITORY / "dags"
+"""Folder of the DAG files."""
+
+# Stages follow each other within seconds on a machine whose cores the engines use, so the scheduler looks often but not
+# all the time; deaths of local processes are noticed in tens of seconds, not in minutes.
+_PACE = {
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "5",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "20",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "120",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "10",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "86400",
+    "AIRFLOW__SCHEDULER__ENABLE_TRACEMALLOC": "False",
+    "AIRFLOW__WORKERS__MAX_FAILED_HEARTBEATS": "20",
+    "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
+    "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
+    "AIRFLOW__DAG_PROCESSOR__PRINT_STATS_INTERVAL": "300",
+}
+
+_FIXED = {
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+    "AIRFLOW__CORE__PARALLELISM": "8",
+    "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+    "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+    "AIRFLOW__CORE__DEFAULT_TASK_WEIGHT_RULE": "absolute",
+    "AIRFLOW__API__HOST": "127.0.0.1",
+    "AIRFLOW__API__WORKERS": "1",
+    "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
+    "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+    # Otherwise process titles overwrite the environment, in which `motley down` finds the deployment's mark.
+    "SPT_NOENV": "1",
+}
+
+
+def airflow_environment(record: DeploymentRecord, home: MotleyHome, caller: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of Airflow's processes.
+
+    Args:
+        record: The deployment.
+        home: Its local files.
+        caller: Environment of the command, which is inherited apart from other Airflows' settings.
+    """
+    inherited = {name: value for name, value in caller.items() if not name.startswith(("AIRFLOW_", "_AIRFLOW_"))}
+    return {
+        **inherited,
+        **_FIXED,
+        **_PACE,
+        "AIRFLOW_HOME": str(home.airflow_dir),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS_DIR),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(home.airflow_dir / "plugins"),
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{record.url}/execution/",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home.airflow_dir / 'airflow.db'}",
+        "AIRFLOW__API__PORT": str(record.ports.api),
+        "AIRFLOW__API__BASE_URL": record.url,
+        "AIRFLOW__API__SECRET_KEY": record.api_secret,
+        "AIRFLOW__API_AUTH__JWT_SECRET": record.jwt_secret,
+        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(home.airflow_dir / "logs"),
+        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(record.ports.worker_logs),
+        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(record.ports.trigger_logs),
+        HOME_VARIABLE: str(home.path),
+        ENGINES_PYTHON_VARIABLE: record.engines_python,
+        DEPLOYMENT_VARIABLE: record.id,
+        PART_VARIABLE: AIRFLOW_PART,
+    }

@@ -1,0 +1,198 @@
+"""Bringing the embedded Airflow up."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from cli.deployment_api import AirflowApi
+from cli.deployment_checks import airflow_python, check_airflow_home, check_home, engines_python, mark_airflow_home
+from cli.deployment_ports import PREFERRED_API_PORT, any_free, demand_free, is_free
+from cli.deployment_processes import end_airflow, running_components
+from cli.deployment_record import COMPONENTS, ComponentProcess, DeploymentRecord, Ports, read_record, write_record
+from cli.deployment_settings import airflow_environment
+from cli.errors import DeploymentError
+from stages.home import MotleyHome
+
+START_TIMEOUT_S = 240.0
+"""Longest wait for all components to be healthy."""
+
+Report = Callable[[str], None]
+"""Takes one line of progress."""
+
+
+def bring_up(home: MotleyHome, *, port: int | None, environment: Mapping[str, str], report: Report) -> DeploymentRecord:
+    """Return a running deployment; one that is up already is left alone, a damaged one is restarted.
+
+    Stage processes and engines of an earlier life keep running: the restarted tasks re-attach to them.
+
+    Args:
+        home: Local files.
+        port: Port of the UI; None takes the last one or a free one.
+        environment: The caller's environment.
+        report: Takes progress.
+
+    Raises:
+        DeploymentError: it can't be started, or did not come up.
+        PortInUseError: the port asked for belongs to somebody else.
+    """
+    check_home(home)
+    with _locked(home):
+        before = read_record(home.deployment_file)
+        if before is not None and is_up(before) and port in (None, before.ports.api):
+            return before
+        if before is not None:
+            _end_leftovers(before, report)
+        record, version = _new_record(before, port, environment)
+        must_migrate = check_airflow_home(home, version)
+        write_record(home.deployment_file, record)
+        settings = airflow_environment(record, home, environment)
+        _make_folders(home)
+        if must_migrate:
+            report("preparing Airflow's database (10 s)")
+            _migrate(record, home, settings)
+            mark_airflow_home(home, version)
+        record = record.model_copy(
+            update={"processes": tuple(_start(name, record, home, settings) for name in COMPONENTS)}
+        )
+        write_record(home.deployment_file, record)
+        wait_until_healthy(record, home, report)
+        return record
+
+
+def is_up(record: DeploymentRecord) -> bool:
+    """Whether every component runs and says that it is healthy."""
+    if len(running_components(record)) < len(COMPONENTS):
+        return False
+    with AirflowApi(record.url) as api:
+        return all(state == "healthy" for state in api.health().values())
+
+
+def wait_until_healthy(record: DeploymentRecord, home: MotleyHome, report: Report) -> None:
+    """Wait for all components; end them all again when one fails.
+
+    Raises:
+        DeploymentError: a component ended, or did not become healthy in time; names its log and last lines.
+    """
+    deadline = time.monotonic() + START_TIMEOUT_S
+    told: dict[str, str | None] = {}
+    with AirflowApi(record.url) as api:
+        while True:
+            states = api.health()
+            for name, state in states.items():
+                if state == "healthy" and told.get(name) != state:
+                    report(f"{name.replace('_', ' ')} is up")
+            told = states
+            if all(state == "healthy" for state in states.values()):
+                return
+            running = {component.name for component in running_components(record)}
+            dead = [component.name for component in record.processes if component.name not in running]
+            if dead or time.monotonic() > deadline:
+                end_airflow(record, grace_s=5.0)
+                raise DeploymentError(_failure(dead, states, home))
+            time.sleep(0.5)
+
+
+def log_file(home: MotleyHome, component: str) -> Path:
+    """Return the log of a component."""
+    return home.airflow_dir / "logs" / "components" / f"{component}.log"
+
+
+def _end_leftovers(record: DeploymentRecord, report: Report) -> None:
+    if running_components(record):
+        report("some parts of the deployment are gone; restarting Airflow (stage processes go on)")
+    # Killed, not asked to end: a task that is asked to end would end its stage process too.
+    left = end_airflow(record, grace_s=0.0)
+    if left:
+        raise DeploymentError(
+            f"processes {[process.pid for process in left]} of the last deployment can't be ended; end them by hand."
+        )
+
+
+def _new_record(
+    before: DeploymentRecord | None, port: int | None, environment: Mapping[str, str]
+) -> tuple[DeploymentRecord, str]:
+    python, version = airflow_python(environment)
+    engines = engines_python(environment, before.engines_python if before else None)
+    ports = _choose_ports(before.ports if before else None, port)
+    if before is not None:
+        update = {"ports": ports, "airflow_python": python, "engines_python": engines, "processes": ()}
+        return before.model_copy(update=update), version
+    return DeploymentRecord(ports=ports, airflow_python=python, engines_python=engines), version
+
+
+def _choose_ports(before: Ports | None, asked: int | None) -> Ports:
+    if asked is not None:
+        api = demand_free(asked)
+    else:
+        wishes = [before.api if before else PREFERRED_API_PORT, PREFERRED_API_PORT]
+        api = next((port for port in wishes if is_free(port)), None) or any_free()
+    worker_logs = (
+        before.worker_logs if before and before.worker_logs != api and is_free(before.worker_logs) else any_free([api])
+    )
+    return Ports(api=api, worker_logs=worker_logs, trigger_logs=any_free([api, worker_logs]))
+
+
+def _make_folders(home: MotleyHome) -> None:
+    for folder in (home.runs_dir, home.store_dir, home.path / "state", home.airflow_dir / "plugins"):
+        folder.mkdir(parents=True, exist_ok=True)
+    log_file(home, "any").parent.mkdir(parents=True, exist_ok=True)
+
+
+def _migrate(record: DeploymentRecord, home: MotleyHome, settings: Mapping[str, str]) -> None:
+    with log_file(home, "db-migrate").open("ab") as log:
+        done = subprocess.run(
+            [record.airflow_python, "-m", "airflow", "db", "migrate"],
+            env=dict(settings), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False, cwd=home.path,
+        )  # fmt: skip
+    if done.returncode != 0:
+        raise DeploymentError(
+            f"Airflow's database {home.airflow_dir / 'airflow.db'} can't be prepared (exit code {done.returncode}); see "
+            f"{log_file(home, 'db-migrate')}:\n{_tail(log_file(home, 'db-migrate'))}"
+        )
+
+
+def _start(name: str, record: DeploymentRecord, home: MotleyHome, settings: Mapping[str, str]) -> ComponentProcess:
+    with log_file(home, name).open("ab") as log:
+        child = subprocess.Popen(
+            [record.airflow_python, "-m", "airflow", name],
+            env=dict(settings), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True, cwd=home.path,
+        )  # fmt: skip
+    return ComponentProcess(name=name, pid=child.pid, started_at=psutil.Process(child.pid).create_time())
+
+
+def _failure(dead: list[str], states: Mapping[str, str | None], home: MotleyHome) -> str:
+    if dead:
+        log = log_file(home, dead[0])
+        return (
+            f"Airflow's {dead[0]} ended while starting; all was stopped again; its log {log} ends with:\n{_tail(log)}"
+        )
+    waiting = [name for name, state in states.items() if state != "healthy"]
+    return (
+        f"Airflow's {', '.join(waiting)} did not become healthy within {START_TIMEOUT_S:.0f} s; all was stopped again; see the logs "
+        f"in {log_file(home, 'any').parent}."
+    )
+
+
+def _tail(file: Path, lines: int = 12) -> str:
+    try:
+        return "\n".join(file.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    except OSError:
+        return "(no log)"
+
+
+@contextmanager
+def _locked(home: MotleyHome) -> Iterator[None]:
+    """Hold the deployment's lock, so that two commands don't start it twice."""
+    with (home.path / "deployment.lock").open("w") as lock:
+        os.set_inheritable(lock.fileno(), False)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,172 @@
+"""The DAG of a training run, made from its entry: one run of the DAG is one RL iteration.
+
+```
+prepare, profile.<queue>... -> plan -> wait_for_policy -> generate.<queue>... -> infer.<queue>... [-> wait_for_turn]
+    -> train.<queue>... -> commit_policy -> sync.<region>... -> evaluate -> report
+```
+Every machine has its row per stage from the start; re-planning changes data, never the DAG. Joins run after skipped rows
+(`none_failed`), so that a row without work never skips the training behind it. The same entry gives the same serialised DAG.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, BaseOperator, TriggerRule
+
+from plugins.policy_gate import PolicyGateOperator
+from plugins.retry_policies import RETRIES, stage_retry_policy
+from plugins.stage_operator import StageOperator
+from plugins.timetable import IterationTimetable
+from stages.contract import StageName
+from stages.errors import ContractError
+from stages.home import EPOCH, dag_id_of
+from stages.run_entry import MachineEntry, RunEntry, read_run_entry
+
+logger = logging.getLogger(__name__)
+
+PRIORITY = {StageName.TRAIN: 30, StageName.COMMIT_POLICY: 30, StageName.WEIGHT_SYNC: 30, StageName.INFER: 20}
+"""Weight by stage, absolute: what other iterations wait for goes first."""
+
+DEFAULT_PRIORITY = 10
+"""Weight of every other stage."""
+
+_DOC = """\
+# Training run `{run}`
+
+One DAG run is one RL iteration; iteration *k* has the logical date 2000-01-01T00:00Z + *k* minutes and trains policy version
+*k + 1* from version *k*. The committed data under `{root}/{run}` is the authority, not the colours of this grid.
+
+* **Pause and go on**: pause or unpause the DAG.
+* **After a failure or a crash**: `motley resume {run}`. It retries the failed iterations in order, each as a backfill of one
+  iteration (clearing a failed run can deadlock with `max_active_runs`).
+* **Clear a task**: the stage runs again and takes what is committed; nothing is trained twice.
+"""
+
+
+def build_run_dags(files: Iterable[Path], wanted: str | None = None) -> dict[str, DAG]:
+    """Return the DAGs of run entries by DAG id.
+
+    Args:
+        files: Entry files, named after their runs.
+        wanted: The one DAG that is needed (a task is about to run), or None for all.
+
+    An unusable entry is logged and left out: its run stops, and `motley status` says why; raising would stop all others too.
+    """
+    dags = {}
+    for file in files:
+        if wanted is not None and wanted != dag_id_of(file.stem):
+            continue
+        try:
+            dags[dag_id_of(file.stem)] = build_run_dag(read_run_entry(file))
+        except ContractError:
+            logger.exception("no DAG is made for %s", file)
+    return dags
+
+
+def build_run_dag(entry: RunEntry) -> DAG:
+    """Return the DAG of a run."""
+    is_sync = entry.max_staleness == 0
+    dag = DAG(
+        dag_id=dag_id_of(entry.run),
+        description=f"RL post-training run {entry.run}: {entry.iterations} iterations",
+        doc_md=_DOC.format(run=entry.run, root=entry.root),
+        schedule=IterationTimetable(run=entry.run, iterations=entry.iterations),
+        start_date=EPOCH,
+        catchup=True,
+        is_paused_upon_creation=False,
+        max_active_runs=entry.max_staleness + 1,
+        # The failure pauses the DAG in its own transaction, so that no later iteration starts. Without effect in async
+        # mode, where a later one runs already; there the gates hold it.
+        max_consecutive_failed_dag_runs=1 if is_sync else 0,
+        allowed_run_types=["scheduled", "backfill"],
+        default_args={
+            "owner": "motley",
+            "retries": RETRIES,
+            "retry_delay": timedelta(seconds=2),
+            "retry_policy": stage_retry_policy(),
+            "depends_on_past": False,
+            "weight_rule": "absolute",
+        },
+        tags=["motley", "sync" if is_sync else "async"],
+    )
+    with dag:
+        _wire(entry)
+    return dag
+
+
+def _wire(entry: RunEntry) -> None:
+    rows = _Rows(entry)
+    steps: list[list[BaseOperator]] = [
+        [rows.once(StageName.PREPARE), *rows.per_queue(StageName.PROFILE)],
+        [rows.once(StageName.PLAN)],
+        [rows.gate("wait_for_policy", max_lag=entry.max_staleness)],
+        rows.per_queue(StageName.GENERATE),
+        rows.per_queue(StageName.INFER),
+        [rows.gate("wait_for_turn", max_lag=0)] if entry.max_staleness else [],
+        rows.per_queue(StageName.TRAIN),
+        [rows.once(StageName.COMMIT_POLICY)],
+        rows.per_region(StageName.WEIGHT_SYNC, prefix="sync"),
+        [rows.once(StageName.EVALUATE)],
+        [rows.once(StageName.REPORT)],
+    ]
+    present = [step for step in steps if step]
+    for upstream, downstream in zip(present, present[1:], strict=False):
+        for operator in downstream:
+            operator.set_upstream(upstream)
+
+
+class _Rows:
+    """Makes the tasks of a run's DAG."""
+
+    def __init__(self, entry: RunEntry) -> None:
+        self.entry = entry
+
+    def once(self, stage: StageName) -> BaseOperator:
+        """Return the one row of a stage, on the control machine."""
+        return self._stage(stage, stage.value, self.entry.control)
+
+    def per_queue(self, stage: StageName) -> list[BaseOperator]:
+        """Return a row for every machine."""
+        return [self._stage(stage, f"{stage.value}.{m.queue}", m) for m in self.entry.machines]
+
+    def per_region(self, stage: StageName, prefix: str) -> list[BaseOperator]:
+        """Return a row for every region, on its first machine."""
+        rows = []
+        for region in self.entry.regions:
+            machine = next(m for m in self.entry.machines if m.region == region)
+            rows.append(self._stage(stage, f"{prefix}.{region}", machine, {"region": region}))
+        return rows
+
+    def gate(self, task_id: str, max_lag: int) -> BaseOperator:
+        """Return a gate on the committed policy version."""
+        entry = self.entry
+        return PolicyGateOperator(
+            task_id=task_id,
+            run=entry.run,
+            root=entry.root,
+            max_lag=max_lag,
+            deadline_s=entry.gate_deadline_s,
+            storage_options=dict(entry.storage_options),
+            trigger_rule=TriggerRule.NONE_FAILED,
+            queue=entry.control.queue,
+            priority_weight=DEFAULT_PRIORITY,
+        )
+
+    def _stage(
+        self, stage: StageName, task_id: str, machine: MachineEntry, stage_params: dict[str, Any] | None = None
+    ) -> BaseOperator:
+        return StageOperator(
+            task_id=task_id,
+            entry=self.entry,
+            stage=stage,
+            machine=machine,
+            stage_params=stage_params,
+            trigger_rule=TriggerRule.NONE_FAILED,
+            queue=machine.queue,
+            priority_weight=PRIORITY.get(stage, DEFAULT_PRIORITY),
+        )

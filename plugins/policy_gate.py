@@ -1,0 +1,96 @@
+"""The gate of an iteration: it opens when the policy version that the iteration needs is committed.
+
+Airflow's own ordering (`depends_on_past`, `max_active_runs`) is not trusted: a skipped task satisfies it, backfills have
+their own budget, operators can mark anything. The head of the policy log in the object store is the authority.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from airflow.sdk import BaseOperator, Context
+
+from plugins.policy_trigger import PolicyVersionTrigger, read_head_version
+from stages.errors import DeadlineError, StageError
+from stages.home import iteration_of
+from storage.errors import TransientStorageError
+
+
+class PolicyGateOperator(BaseOperator):
+    """Waits, without holding a slot, until policy version `iteration - max_lag` is committed."""
+
+    ui_color = "#f4ead5"
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        root: str,
+        max_lag: int,
+        deadline_s: float,
+        storage_options: dict[str, Any] | None = None,
+        **kwargs: Any,  # noqa: ANN401 - BaseOperator's own arguments
+    ) -> None:
+        """Keep the arguments.
+
+        Args:
+            run: Run name.
+            root: Object-store root with the run's policies.
+            max_lag: Policy versions that the iteration may be behind; 0 demands the version of the iteration itself.
+            deadline_s: Longest wait.
+            storage_options: Options for opening the store.
+            **kwargs: Arguments of `BaseOperator`.
+        """
+        super().__init__(**kwargs)
+        self.run_name = run
+        self.root = root
+        self.max_lag = max_lag
+        self.deadline_s = deadline_s
+        self.storage_options = dict(storage_options or {})
+
+    def execute(self, context: Context) -> int:
+        """Return the committed version at once if it suffices, else wait in the triggerer."""
+        needed = self.version_needed(iteration_of(context["dag_run"].logical_date))
+        try:
+            found = read_head_version(self.root, self.run_name, self.storage_options)
+        except TransientStorageError as error:
+            self.log.warning("head of run %s can't be read now: %s", self.run_name, error)
+            found = None
+        if found is not None and found >= needed:
+            self.log.info("policy version %d is committed, %d is needed", found, needed)
+            return found
+        self.log.info("policy version %d is needed, the head is %s; waiting", needed, found)
+        self.defer(
+            trigger=PolicyVersionTrigger(
+                run=self.run_name,
+                root=self.root,
+                version=needed,
+                deadline_at=time.time() + self.deadline_s,
+                storage_options=self.storage_options,
+            ),
+            method_name="execute_complete",
+        )
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> int:
+        """Return the version that the trigger saw.
+
+        Raises:
+            DeadlineError: the version was not committed in time.
+            StageError: the head can't be read.
+        """
+        needed = self.version_needed(iteration_of(context["dag_run"].logical_date))
+        if "error" in event:
+            raise StageError(f"the policy head of run {self.run_name} in {self.root} can't be read: {event['error']}")
+        if not event["is_reached"]:
+            raise DeadlineError(
+                f"policy version {needed} of run {self.run_name} was not committed within {self.deadline_s:g} s (the head is "
+                f"{event['version']}); look at the iteration that trains it, then run `motley resume {self.run_name}`",
+                needed=needed,
+                found=event["version"],
+            )
+        return int(event["version"])
+
+    def version_needed(self, iteration: int) -> int:
+        """Return the policy version that an iteration waits for; the first ones wait for version 0, the initial policy."""
+        return max(0, iteration - self.max_lag)

@@ -1,0 +1,189 @@
+"""The operator of every stage: it starts a detached stage process, follows it and takes over its outcome.
+
+The process outlives the task: after the death of a worker, the scheduler or the whole deployment the next try finds it by its
+job folder and re-attaches. What was done is decided by the committed data, never by a finished task: a cleared task or
+another try starts the stage again, which finds its artefacts and reports `reused`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+from typing import Any
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowSkipException
+from pydantic import JsonValue
+
+from plugins.log_tail import LogTail
+from plugins.stage_failures import error_of
+from stages.contract import StageName, StageRequest, StageResult, StageStatus
+from stages.errors import ContractError, DeadlineError, EngineUnavailableError
+from stages.home import ENGINES_PYTHON_VARIABLE, MotleyHome, iteration_of
+from stages.launch import StageAttempt, StageJob, stage_environment
+from stages.run_entry import MachineEntry, RunEntry
+
+POLL_INTERVAL_S = 0.05
+"""Seconds between two looks at the process, its result and its log."""
+
+DEADLINE_MARGIN_S = 30.0
+"""Seconds beyond its own deadline in which a process may still say that it passed it."""
+
+PLAN_TASK_ID = "plan"
+"""Task whose XCom may say under `queues` which queues have work, by stage."""
+
+
+class StageOperator(BaseOperator):
+    """Runs one stage of the iteration on one machine."""
+
+    ui_color = "#dcebf7"
+
+    def __init__(
+        self,
+        *,
+        entry: RunEntry,
+        stage: StageName,
+        machine: MachineEntry,
+        stage_params: dict[str, JsonValue] | None = None,
+        **kwargs: Any,  # noqa: ANN401 - BaseOperator's own arguments
+    ) -> None:
+        """Keep the arguments.
+
+        Args:
+            entry: The run's entry.
+            stage: Stage to run.
+            machine: Machine on which it runs; its name, queue and region.
+            stage_params: Stage-specific settings of the request.
+            **kwargs: Arguments of `BaseOperator`. The task id is the row: it tells the queues of a stage apart.
+        """
+        super().__init__(**kwargs)
+        self.entry = entry
+        self.stage = stage
+        self.machine = machine
+        self.stage_params = dict(stage_params or {})
+        self._job: StageJob | None = None
+        self._attempt: StageAttempt | None = None
+        self._token = ""
+
+    def execute(self, context: Context) -> dict[str, JsonValue]:
+        """Run the stage, or find the process that runs it, and return references to what it committed.
+
+        Raises:
+            StageError, StorageError, PlanningError: what the stage process raised.
+            EngineUnavailableError: the process ended without a result.
+            DeadlineError: the process did not end in time.
+        """
+        iteration = iteration_of(context["dag_run"].logical_date)
+        if reason := self.reason_to_skip(iteration, context):
+            raise AirflowSkipException(reason)
+        request = self.request(iteration)
+        self._job = StageJob.of(request, self.task_id)
+        self._token = uuid.uuid4().hex
+        self._attempt, is_new = self._job.attach_or_start(
+            request,
+            command=[self._interpreter()],
+            environment=stage_environment(os.environ),
+            starter={
+                "dag_run": str(context["run_id"]),
+                "clear_number": context["dag_run"].clear_number or 0,
+                "try_number": context["ti"].try_number,
+            },
+        )
+        self._job.own(self._token)
+        self.log.info(
+            "%s %s (pid %s)", "started" if is_new else "re-attached to", self._attempt.folder, self._attempt.pid()
+        )
+        result = self._follow(self._attempt)
+        self._check(result, request)
+        if result.error is not None:
+            raise error_of(result.error)
+        return _references(result)
+
+    def reason_to_skip(self, iteration: int, context: Context) -> str | None:
+        """Return why this row has nothing to do in an iteration, or None; looks at the entry and the plan task only."""
+        if self.stage is StageName.PREPARE and iteration > 0:
+            return "the initial policy is prepared in iteration 0"
+        if self.stage is StageName.PROFILE and not self.entry.is_profile_due(iteration):
+            return "no measurement is due in this iteration"
+        if self.stage is StageName.EVALUATE and not self.entry.is_evaluation_due(iteration):
+            return "no evaluation is due in this iteration"
+        if self.stage in (StageName.GENERATE, StageName.INFER, StageName.TRAIN) and len(self.entry.machines) > 1:
+            plan = context["ti"].xcom_pull(task_ids=PLAN_TASK_ID)
+            queues = plan.get("queues", {}).get(self.stage.value) if isinstance(plan, dict) else None
+            if queues is not None and self.machine.queue not in queues:
+                return (
+                    f"the plan of iteration {iteration} gives queue {self.machine.queue} nothing to {self.stage.value}"
+                )
+        return None
+
+    def request(self, iteration: int) -> StageRequest:
+        """Return the request of an iteration."""
+        home = MotleyHome.from_environment(os.environ)
+        return StageRequest(
+            stage=self.stage,
+            run=self.entry.run,
+            iteration=iteration,
+            root=self.entry.roots[self.machine.region],
+            machine=self.machine.name,
+            state_dir=str(home.state_dir(self.machine.name)),
+            attempt="unnamed",
+            deadline_s=self.entry.stage_deadline_s,
+            params=self.stage_params,
+        )
+
+    def on_kill(self) -> None:
+        """End the stage process, unless a later try has taken it over already."""
+        if self._job is None or self._attempt is None:
+            return
+        if not self._job.is_owned_by(self._token):
+            self.log.warning("another try follows %s now; it is left alone", self._attempt.folder)
+            return
+        self.log.warning("ending stage process %s", self._attempt.pid())
+        self._attempt.end()
+
+    def _interpreter(self) -> str:
+        return os.environ.get(ENGINES_PYTHON_VARIABLE) or sys.executable
+
+    def _follow(self, attempt: StageAttempt) -> StageResult:
+        tail, started_at = LogTail(attempt.log_file), attempt.started_at()
+        while True:
+            is_alive = attempt.is_alive()  # before the result is looked for: a last result can't be missed
+            for line in tail.new_lines():
+                self.log.info("%s", line)
+            if (result := attempt.result()) is not None or not is_alive:
+                break
+            if time.time() > started_at + self.entry.stage_deadline_s + DEADLINE_MARGIN_S:
+                attempt.end()
+                raise DeadlineError(
+                    f"stage {self.stage} did not end within {self.entry.stage_deadline_s:g} s and was ended; see {attempt.log_file}",
+                    log=str(attempt.log_file),
+                )
+            time.sleep(POLL_INTERVAL_S)
+        for line in tail.remaining_lines():
+            self.log.info("%s", line)
+        if result is None:
+            raise EngineUnavailableError(
+                f"stage process {attempt.pid()} of {self.task_id} {attempt.exit_status()} and left no result; its log is "
+                f"{attempt.log_file}; another try starts it again and keeps what was committed",
+                log=str(attempt.log_file),
+            )
+        return result
+
+    def _check(self, result: StageResult, request: StageRequest) -> None:
+        if result.fingerprint != request.fingerprint():
+            raise ContractError(
+                f"the result of {self.task_id} answers another request (fingerprint {result.fingerprint[:16]}, asked was "
+                f"{request.fingerprint()[:16]}); the engines' interpreter may have another version of Motley than Airflow's"
+            )
+        if (result.status is StageStatus.FAILED) is not (result.error is not None):
+            raise ContractError(f"the result of {self.task_id} says {result.status} but its error is {result.error!r}")
+
+
+def _references(result: StageResult) -> dict[str, JsonValue]:
+    """Return what goes through XCom: references, and of the plan the queues that have work."""
+    references: dict[str, JsonValue] = {"artefacts": list(result.artefacts), "reused": result.reused}
+    if "queues" in result.metrics:
+        references["queues"] = result.metrics["queues"]
+    return references

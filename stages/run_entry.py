@@ -1,0 +1,123 @@
+"""The entry of a training run in a deployment: what the Airflow side must know to build the run's DAG.
+
+The run record in the object store is the truth about a run; the entry repeats the few facts that decide which task rows
+exist, so that parsing a DAG needs one small local file and no object store.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from stages.errors import ContractError
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+"""Run, machine, queue and region names become parts of DAG ids, task ids and object keys."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class MachineEntry(_Document):
+    """One machine: one task row per stage."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    """Name in the cluster file."""
+    queue: str = Field(pattern=NAME_PATTERN)
+    """Airflow queue."""
+    region: str = Field(pattern=NAME_PATTERN)
+    """Region that holds the machine."""
+
+
+class RunEntry(_Document):
+    """What the DAG of one training run is made from."""
+
+    format: Literal["motley.run-entry/1"] = "motley.run-entry/1"
+    run: str = Field(pattern=NAME_PATTERN)
+    """Run name; the DAG id follows from it."""
+    roots: dict[str, str]
+    """Object-store root (fsspec URL) by region."""
+    machines: tuple[MachineEntry, ...] = Field(min_length=1)
+    """Machines in cluster order. The first one does what is done once per iteration (plan, commit, evaluate, report)."""
+    iterations: int = Field(ge=1)
+    """Iterations of the run; raising it extends the run."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Policy versions a rollout may lag; 0 is synchronous."""
+    evaluate_every: int = Field(default=0, ge=0)
+    """Evaluate after every n-th iteration; 0 only at the first and the last one."""
+    profile_every: int = Field(default=0, ge=0)
+    """Measure the machines at every n-th iteration; 0 only at the first one."""
+    gate_deadline_s: float = Field(default=7 * 24 * 3600.0, gt=0)
+    """Longest wait for a policy version."""
+    stage_deadline_s: float = Field(default=3600.0, gt=0)
+    """Longest run of one stage process."""
+    storage_options: dict[str, JsonValue] = {}
+    """Options for opening the object store (fsspec); no secrets, those come from the environment."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> RunEntry:
+        if missing := sorted({machine.region for machine in self.machines} - set(self.roots)):
+            raise ValueError(f"roots lack the region(s) {missing} of machines")
+        for what in ("name", "queue"):
+            values = [getattr(machine, what) for machine in self.machines]
+            if len(set(values)) != len(values):
+                raise ValueError(f"machines share a {what}: {values}; one task row per {what} is needed")
+        return self
+
+    @property
+    def control(self) -> MachineEntry:
+        """Machine that does what is done once per iteration."""
+        return self.machines[0]
+
+    @property
+    def root(self) -> str:
+        """Object-store root of the control machine's region: policies, plans and records are there."""
+        return self.roots[self.control.region]
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Regions that hold machines, in cluster order."""
+        return tuple(dict.fromkeys(machine.region for machine in self.machines))
+
+    def is_profile_due(self, iteration: int) -> bool:
+        """Whether the machines are measured in an iteration."""
+        return iteration == 0 or (self.profile_every > 0 and iteration % self.profile_every == 0)
+
+    def is_evaluation_due(self, iteration: int) -> bool:
+        """Whether an iteration evaluates: the first (before and after it), every n-th and the last one."""
+        done = iteration + 1
+        return (
+            iteration == 0 or done == self.iterations or (self.evaluate_every > 0 and done % self.evaluate_every == 0)
+        )
+
+    def to_json(self) -> str:
+        """Return the document as text, stable in order and layout."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+
+
+def read_run_entry(file: Path) -> RunEntry:
+    """Return the entry that a file holds.
+
+    Raises:
+        ContractError: missing or unreadable file, or a document that is no run entry; names file and fields.
+    """
+    try:
+        return RunEntry.model_validate_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ContractError(
+            f"run entry {file} can't be read: {error.strerror}; register the run again with `motley run`"
+        ) from error
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or 'document'}: {fault['msg']}" for fault in error.errors()
+        )
+        raise ContractError(f"run entry {file} is unusable: {faults}; remove it or register the run again") from error
+
+
+def list_run_entries(runs_dir: Path) -> list[Path]:
+    """Return the files of all run entries, by name; none when the directory does not exist."""
+    return sorted(runs_dir.glob("*.json"))
