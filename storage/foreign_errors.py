@@ -115,7 +115,7 @@ def _classify_code(code: str) -> tuple[type[StorageError], str] | None:
     if code in _CREDENTIAL_CODES:
         return CredentialsError, "the credentials are wrong or expired; renew them in the environment"
     if code in _DENIED_CODES:
-        return PermissionDeniedError, "the credentials may not do this; grant read, write, list and delete on the root"
+        return PermissionDeniedError, "the credentials are wrong or may not do this; grant read, write, list and delete"
     if code in _MISSING_CODES:
         return ObjectMissingError, "there is no such object"
     if code in _FULL_CODES:

@@ -15,7 +15,7 @@ from typing import BinaryIO, TypeVar
 import tenacity
 
 from storage.errors import TransientStorageError
-from storage.store import ObjectInfo, Store
+from storage.store import ObjectInfo, Store, open_ranges
 
 Result = TypeVar("Result")
 
@@ -112,8 +112,10 @@ class RetryingStore:
         self._call(self._store.download, key, path)
 
     def open_input(self, key: str) -> BinaryIO:
-        """See :class:`storage.store.Store`; reads from the opened object are not repeated."""
-        return self._call(self._store.open_input, key)
+        """See :class:`storage.store.Store`; every read of a remote object is repeated by itself."""
+        if self._store.local_path(key) is not None:
+            return self._call(self._store.open_input, key)
+        return open_ranges(self, key)
 
     def delete(self, key: str) -> bool:
         """See :class:`storage.store.Store`; a repeated delete may answer ``False`` for what it removed itself."""

@@ -1,0 +1,118 @@
+"""A store wrapper for tests that fails, truncates or dies at the n-th call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from storage.errors import TransientStorageError
+from storage.store import ObjectInfo, Store, open_ranges
+
+Result = TypeVar("Result")
+
+
+class Crash(BaseException):
+    """Death of the process: no ``except Exception`` of the code under test may catch it."""
+
+
+class Fault(StrEnum):
+    """What happens at the chosen call."""
+
+    FAIL = "fail"
+    """A transient error before anything is done."""
+    FAIL_AFTER = "fail_after"
+    """The call takes effect, its answer is lost."""
+    CRASH = "crash"
+    """The process dies before the call takes effect."""
+    CRASH_AFTER = "crash_after"
+    """The process dies after the call took effect."""
+    TRUNCATE = "truncate"
+    """A store without atomic writes: half of the bytes are left, then the process dies (reads: die)."""
+
+
+class FaultyStore:
+    """Counts the calls to another store and lets one of them (or several in a row) go wrong."""
+
+    def __init__(self, store: Store, at: int | None = None, fault: Fault = Fault.CRASH, times: int = 1) -> None:
+        """Wrap a store.
+
+        Args:
+            store: The store that works.
+            at: Number of the first call that goes wrong, from 0; ``None`` = none does.
+            fault: What happens there.
+            times: How many calls in a row go wrong.
+        """
+        self._store = store
+        self._bad = range(0) if at is None else range(at, at + times)
+        self._fault = fault
+        self.calls: list[tuple[str, str]] = []
+
+    def _call(
+        self, name: str, key: str, action: Callable[[], Result], half: Callable[[], object] | None = None
+    ) -> Result:
+        number = len(self.calls)
+        self.calls.append((name, key))
+        if number not in self._bad:
+            return action()
+        if self._fault is Fault.FAIL:
+            raise TransientStorageError(f"planned failure of {name} {key}", key=key)
+        if self._fault is Fault.CRASH:
+            raise Crash(f"{name} {key}")
+        if self._fault is Fault.TRUNCATE:
+            if half is not None:
+                half()
+            raise Crash(f"{name} {key}")
+        action()
+        if self._fault is Fault.FAIL_AFTER:
+            raise TransientStorageError(f"planned lost answer of {name} {key}", key=key)
+        raise Crash(f"after {name} {key}")
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def has_conditional_create(self) -> bool:
+        return self._store.has_conditional_create
+
+    def read_bytes(self, key: str) -> bytes:
+        return self._call("read_bytes", key, lambda: self._store.read_bytes(key))
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        return self._call("read_range", key, lambda: self._store.read_range(key, start, length))
+
+    def size(self, key: str) -> int | None:
+        return self._call("size", key, lambda: self._store.size(key))
+
+    def exists(self, key: str) -> bool:
+        return self._call("exists", key, lambda: self._store.exists(key))
+
+    def publish(self, key: str, data: bytes) -> None:
+        half = data[: len(data) // 2]
+        self._call("publish", key, lambda: self._store.publish(key, data), lambda: self._store.publish(key, half))
+
+    def publish_file(self, key: str, path: Path) -> None:
+        data = path.read_bytes()
+        half = data[: len(data) // 2]
+        self._call("publish_file", key, lambda: self._store.publish(key, data), lambda: self._store.publish(key, half))
+
+    def create(self, key: str, data: bytes) -> bool:
+        half = data[: len(data) // 2]
+        return self._call("create", key, lambda: self._store.create(key, data), lambda: self._store.create(key, half))
+
+    def download(self, key: str, path: Path) -> None:
+        self._call("download", key, lambda: self._store.download(key, path))
+
+    def open_input(self, key: str) -> BinaryIO:
+        return open_ranges(self, key)
+
+    def delete(self, key: str) -> bool:
+        return self._call("delete", key, lambda: self._store.delete(key))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        yield from self._call("list", prefix, lambda: [*self._store.list(prefix)])
+
+    def local_path(self, key: str) -> Path | None:
+        return None
