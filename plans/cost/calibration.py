@@ -1,7 +1,8 @@
 """Coefficients of the calibrated cost model: the document `motley.calibration/1`, its defaults and its loader.
 
-A coefficient is an efficiency in (0, 1]: achieved rate over data-sheet rate. The built-in values are our own
-estimates of well-tuned engines (hetrl.md 4.8, reconstruction) until a file fitted from measurements is given.
+A coefficient is an efficiency: achieved rate over stated rate, above 1 only where the stated rate is too low. The
+built-in values are our own estimates of well-tuned engines (hetrl.md 4.8, reconstruction) until a file fitted from
+measurements is given.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ DEFAULT_HBM = 0.65
 class ComputeEfficiency(SpecModel):
     """Share of peak FLOP/s that a GPU type achieves, by kind of task."""
 
-    generation: float = Field(default=DEFAULT_COMPUTE[TaskKind.GENERATION], gt=0, le=1)
+    generation: float = Field(default=DEFAULT_COMPUTE[TaskKind.GENERATION], gt=0)
     """Prefill and decode of the serving engine."""
-    inference: float = Field(default=DEFAULT_COMPUTE[TaskKind.INFERENCE], gt=0, le=1)
+    inference: float = Field(default=DEFAULT_COMPUTE[TaskKind.INFERENCE], gt=0)
     """Forward passes."""
-    training: float = Field(default=DEFAULT_COMPUTE[TaskKind.TRAINING], gt=0, le=1)
+    training: float = Field(default=DEFAULT_COMPUTE[TaskKind.TRAINING], gt=0)
     """Forward and backward passes."""
 
     def of(self, kind: TaskKind) -> float:
@@ -44,7 +45,7 @@ class GpuEfficiency(SpecModel):
 
     compute: ComputeEfficiency = ComputeEfficiency()
     """Share of peak FLOP/s."""
-    hbm: float = Field(default=DEFAULT_HBM, gt=0, le=1)
+    hbm: float = Field(default=DEFAULT_HBM, gt=0)
     """Share of HBM bandwidth while decoding."""
     decode_layer_overhead_s: float = Field(default=5e-6, ge=0)
     """Seconds per layer and decode step that are not bandwidth (kernel launches, sampling share)."""
@@ -53,9 +54,9 @@ class GpuEfficiency(SpecModel):
 class LinkEfficiency(SpecModel):
     """Achieved share of link bandwidth."""
 
-    within_machine: float = Field(default=0.70, gt=0, le=1)
+    within_machine: float = Field(default=0.70, gt=0)
     """Links inside a machine."""
-    between_machines: float = Field(default=0.80, gt=0, le=1)
+    between_machines: float = Field(default=0.80, gt=0)
     """Links between machines."""
 
 

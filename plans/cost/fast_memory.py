@@ -90,14 +90,7 @@ class FastMemory:
     def _build_group(
         self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask], *, shared: bool
     ) -> GroupMemory:
-        resident = np.zeros(self._num_gpus)
-        working = np.zeros(self._num_gpus)
-        for task in group:
-            placement = tasks[task]
-            memory = self.task_memory(task, placement)
-            if not (shared and task is RlTask.ACTOR_GENERATION):
-                resident[placement.flat] += memory.model
-            working[placement.flat] = np.maximum(working[placement.flat], memory.working)
+        resident, working = self._dense(group, tasks, shared=shared)
         batches: tuple[int, ...] = ()
         rooms: tuple[int, ...] = ()
         overflow = 0.0
@@ -107,6 +100,30 @@ class FastMemory:
         if excess.max() > 0:
             overflow += float(excess[excess > 0].sum())
         return GroupMemory(overflow, batches, rooms)
+
+    def group_need(
+        self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask], *, shared: bool
+    ) -> tuple[float, list[int]]:
+        """Return the bytes that a group needs in all (one sequence per replica at least), and its GPUs."""
+        resident, working = self._dense(group, tasks, shared=shared)
+        if RlTask.ACTOR_GENERATION in group:
+            self._place_cache(tasks[RlTask.ACTOR_GENERATION], resident, working)
+        gpus = sorted({int(gpu) for task in group for gpu in tasks[task].flat})
+        return float((resident + working)[gpus].sum()), gpus
+
+    def _dense(
+        self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask], *, shared: bool
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return resident and working bytes by GPU [N], the key/value cache left out."""
+        resident = np.zeros(self._num_gpus)
+        working = np.zeros(self._num_gpus)
+        for task in group:
+            placement = tasks[task]
+            memory = self.task_memory(task, placement)
+            if not (shared and task is RlTask.ACTOR_GENERATION):
+                resident[placement.flat] += memory.model
+            working[placement.flat] = np.maximum(working[placement.flat], memory.working)
+        return resident, working
 
     def _place_cache(
         self, placement: CompactTask, resident: FloatArray, working: FloatArray
