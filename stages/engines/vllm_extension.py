@@ -1,0 +1,57 @@
+"""What Motley adds to vLLM's worker: a complete weight update in place, and scores at a temperature.
+
+vLLM mixes this class into its worker (`worker_extension_cls`); its methods are called with `collective_rpc`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class PolicyWorker:
+    """Methods added to a vLLM worker; `self` is the worker."""
+
+    model_runner: Any
+    """vLLM's model runner."""
+    reload_weights: Any
+    """vLLM's in-place reload."""
+
+    def motley_load(self, directory: str) -> None:
+        """Replace the weights in place by those of a directory, packed copies included."""
+        self.reload_weights(weights_path=directory)
+        repack_cpu_linears(self.model_runner.get_model())
+
+    def motley_temper(self, temperature: float) -> None:
+        """Divide all logits by `temperature` from now on; 1 takes the division away.
+
+        vLLM gives log-probs of prompt tokens from the bare logits, whatever the request's temperature.
+        """
+        model = self.model_runner.get_model()
+        model.__dict__.pop("compute_logits", None)
+        if temperature == 1.0:
+            return
+        bare = model.compute_logits
+
+        def tempered(*arguments: object, **named: object) -> torch.Tensor | None:
+            logits: torch.Tensor | None = bare(*arguments, **named)
+            return None if logits is None else logits / temperature
+
+        model.compute_logits = tempered
+
+
+def repack_cpu_linears(model: torch.nn.Module) -> int:
+    """Pack again every linear layer that keeps a packed copy of its weight; return how many there are.
+
+    On CPU, linear layers compute with a copy packed for oneDNN. A tied `lm_head` shares its weight with the embedding,
+    gets no weight of its own in a reload, and would keep the copy of the old weights without any error.
+    """
+    packed = 0
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if hasattr(module, "cpu_linear") and isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.numel():
+            quant_method: Any = module.quant_method
+            quant_method.process_weights_after_loading(module)
+            packed += 1
+    return packed
