@@ -216,18 +216,12 @@ def _lean_task(cluster: Cluster, job: Job, task: RlTask, blocks: Sequence[Sequen
 
 
 def _overflow(memory: FastMemory, plan: CompactPlan) -> float:
-    shared = _shares_weights(plan)
-    return sum(memory.group_memory(group, plan.tasks, shared=shared).overflow_bytes for group in plan.groups)
-
-
-def _shares_weights(plan: CompactPlan) -> bool:
-    generation, training = plan.tasks[RlTask.ACTOR_GENERATION], plan.tasks[RlTask.ACTOR_TRAINING]
-    return generation.grid_key == training.grid_key
+    return sum(memory.group_memory(group, plan.tasks).overflow_bytes for group in plan.groups)
 
 
 def _shortfall(cluster: Cluster, memory: FastMemory, plan: CompactPlan, group: tuple[RlTask, ...]) -> Shortfall:
     view = cluster.view
-    need, gpus = memory.group_need(group, plan.tasks, shared=_shares_weights(plan))
+    need, gpus = memory.group_need(group, plan.tasks)
     have = float((view.memory_bytes - view.reserve_bytes)[gpus].sum())
-    lacking = memory.group_memory(group, plan.tasks, shared=_shares_weights(plan)).overflow_bytes
+    lacking = memory.group_memory(group, plan.tasks).overflow_bytes
     return Shortfall(group, len(gpus), bytes_to_gb(need), bytes_to_gb(have), bytes_to_gb(lacking))

@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from plans.spec.job import Job, Optimizer, Precision, Recompute
 from plans.workflow import RlTask, TaskKind, shape_of
 
+#: Tasks that use the weights of a training task in place when both have the same GPUs, degrees and layers; placed
+#: otherwise they keep a copy of their own (hetrl.md 5: zero-redundancy re-sharding).
+WEIGHT_OWNERS = {
+    RlTask.ACTOR_GENERATION: RlTask.ACTOR_TRAINING,
+    RlTask.CRITIC_INFERENCE: RlTask.CRITIC_TRAINING,
+}
 #: Bytes of saved activations of one layer per (sample, token, hidden unit) with flash attention, 16-bit elements.
 LAYER_ACTIVATION_BYTES = 34
 

@@ -10,8 +10,6 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from plans.cost.cache import BoundedCache
 from plans.cost.collectives import LinkTimes
 from plans.cost.compact import CompactPlan, CompactTask
@@ -78,13 +76,12 @@ class PlanEvaluator:
         self.evaluations += 1
         tasks = plan.tasks
         generation, training = tasks[RlTask.ACTOR_GENERATION], tasks[RlTask.ACTOR_TRAINING]
-        shared = self.shares_weights(plan)
         overflow = 0.0
         batches: tuple[int, ...] = ()
         rooms: tuple[int, ...] = ()
         group_of: dict[RlTask, int] = {}
         for index, group in enumerate(plan.groups):
-            outcome = self.memory.group_memory(group, tasks, shared=shared)
+            outcome = self.memory.group_memory(group, tasks)
             overflow += outcome.overflow_bytes
             for task in group:
                 group_of[task] = index
@@ -97,14 +94,6 @@ class PlanEvaluator:
         moved_s = self.transfer_s(training, generation)
         phases = combine(self.job.mode, task_s, group_of, moved_s, self.model.eta)
         return Evaluation(phases.iteration_s, overflow, phases, task_s, batches, rooms)
-
-    @staticmethod
-    def shares_weights(plan: CompactPlan) -> bool:
-        """Tell whether generation uses the training weights in place (same GPUs, degrees and layers)."""
-        generation, training = plan.tasks[RlTask.ACTOR_GENERATION], plan.tasks[RlTask.ACTOR_TRAINING]
-        return generation.layers == training.layers and (
-            generation.gpus is training.gpus or np.array_equal(generation.gpus, training.gpus)
-        )
 
     def task_cost(self, task: RlTask, placement: CompactTask, decode_batches: tuple[int, ...] = ()) -> FastTaskCost:
         """Return the cost of one task on a placement; generation needs its decode batches."""

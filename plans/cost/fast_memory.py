@@ -9,7 +9,7 @@ import numpy as np
 
 from plans.cost.cache import BoundedCache
 from plans.cost.compact import CompactTask
-from plans.memory import TaskMemory
+from plans.memory import WEIGHT_OWNERS, TaskMemory
 from plans.spec.cluster import ClusterView, FloatArray
 from plans.spec.job import Job
 from plans.workflow import RlTask, TaskKind, workflow_of
@@ -75,22 +75,17 @@ class FastMemory:
         working = np.repeat(np.array(rows).reshape(-1), tp)
         return TaskletBytes(model_bytes, working)
 
-    def group_memory(
-        self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask], *, shared: bool
-    ) -> GroupMemory:
-        """Return the outcome of one group; `shared` = generation uses the training weights in place."""
-        shared = shared and RlTask.ACTOR_GENERATION in group
-        key = (shared, tuple((task, tasks[task].key) for task in group))
+    def group_memory(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> GroupMemory:
+        """Return the outcome of one group."""
+        key = tuple((task, tasks[task].key) for task in group)
         outcome = self._groups.get(key)
         if outcome is None:
-            outcome = self._build_group(group, tasks, shared=shared)
+            outcome = self._build_group(group, tasks)
             self._groups.put(key, outcome)
         return outcome
 
-    def _build_group(
-        self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask], *, shared: bool
-    ) -> GroupMemory:
-        resident, working = self._dense(group, tasks, shared=shared)
+    def _build_group(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> GroupMemory:
+        resident, working = self._dense(group, tasks)
         batches: tuple[int, ...] = ()
         rooms: tuple[int, ...] = ()
         overflow = 0.0
@@ -101,26 +96,23 @@ class FastMemory:
             overflow += float(excess[excess > 0].sum())
         return GroupMemory(overflow, batches, rooms)
 
-    def group_need(
-        self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask], *, shared: bool
-    ) -> tuple[float, list[int]]:
+    def group_need(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> tuple[float, list[int]]:
         """Return the bytes that a group needs in all (one sequence per replica at least), and its GPUs."""
-        resident, working = self._dense(group, tasks, shared=shared)
+        resident, working = self._dense(group, tasks)
         if RlTask.ACTOR_GENERATION in group:
             self._place_cache(tasks[RlTask.ACTOR_GENERATION], resident, working)
         gpus = sorted({int(gpu) for task in group for gpu in tasks[task].flat})
         return float((resident + working)[gpus].sum()), gpus
 
-    def _dense(
-        self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask], *, shared: bool
-    ) -> tuple[FloatArray, FloatArray]:
+    def _dense(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> tuple[FloatArray, FloatArray]:
         """Return resident and working bytes by GPU [N], the key/value cache left out."""
         resident = np.zeros(self._num_gpus)
         working = np.zeros(self._num_gpus)
         for task in group:
             placement = tasks[task]
             memory = self.task_memory(task, placement)
-            if not (shared and task is RlTask.ACTOR_GENERATION):
+            owner = WEIGHT_OWNERS.get(task)
+            if owner is None or owner not in group or tasks[owner].grid_key != placement.grid_key:
                 resident[placement.flat] += memory.model
             working[placement.flat] = np.maximum(working[placement.flat], memory.working)
         return resident, working

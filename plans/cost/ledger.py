@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plans.cost.task_cost import ReplicaPlacement, StagePlacement
-from plans.memory import TaskMemory, decode_batch_of, usable_bytes
+from plans.memory import WEIGHT_OWNERS, TaskMemory, decode_batch_of, usable_bytes
 from plans.spec.cluster import ClusterView
 from plans.spec.job import Job
 from plans.units import bytes_to_gb
@@ -45,10 +45,8 @@ class MemoryLedger:
         self.view = view
         self.job = job
         self.gpus: dict[int, GpuBytes] = {}
-        shared = shares_weights(placement)
         for task in sorted(placement, key=list(RlTask).index):
-            in_place = shared and task is RlTask.ACTOR_GENERATION
-            self._add_task(task, placement[task], in_place=in_place)
+            self._add_task(task, placement[task], in_place=uses_weights_in_place(placement, task))
 
     def _add_task(self, task: RlTask, replicas: Sequence[ReplicaPlacement], *, in_place: bool) -> None:
         memory = TaskMemory(self.job, task)
@@ -128,13 +126,12 @@ class MemoryLedger:
         )
 
 
-def shares_weights(placement: Placement) -> bool:
-    """Tell whether generation uses the training weights in place: same degrees, GPUs and layers everywhere.
-
-    Otherwise generation keeps a second copy of its weights (hetrl.md 5).
-    """
-    generation, training = placement[RlTask.ACTOR_GENERATION], placement[RlTask.ACTOR_TRAINING]
-    return [replica.stages for replica in generation] == [replica.stages for replica in training]
+def uses_weights_in_place(placement: Placement, task: RlTask) -> bool:
+    """Tell whether a task uses a training task's weights: same degrees, GPUs and layers in every replica."""
+    owner = WEIGHT_OWNERS.get(task)
+    if owner is None or owner not in placement:
+        return False
+    return [replica.stages for replica in placement[task]] == [replica.stages for replica in placement[owner]]
 
 
 def batch_violations(batches: Sequence[DecodeBatch]) -> list[str]:
