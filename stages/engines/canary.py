@@ -82,7 +82,7 @@ def canary_rows(
     if not prompts:
         raise ContractError("the canary needs at least one prompt")
     # Seeded by a string, the standard generator gives the same numbers on every platform and version.
-    generator = random.Random(f"canary {seed} {vocab_size}")  # noqa: S311 - not a secret
+    generator = random.Random(f"canary {seed} {vocab_size}")
     length = min(COMPLETION_TOKENS, max_completion_tokens)
     return [
         ScoredTokens(
