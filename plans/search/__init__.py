@@ -1,0 +1,1 @@
+"""Search for placements: one protocol, one registry, one file per method and operator (`plans.search.planner`)."""

@@ -1,0 +1,41 @@
+"""Parallel degrees that an engine can run: tensor shards divide heads and MLP, stages do not outnumber layers."""
+
+from __future__ import annotations
+
+import math
+
+from plans.spec.llm import LlmShape
+
+
+def tp_degrees(shape: LlmShape, limit: int) -> tuple[int, ...]:
+    """Return the tensor-parallel degrees up to `limit`: divisors of both the heads and the inner MLP size.
+
+    HetRL bounds TP by the group only; the divisibility is what Megatron and vLLM ask for (extension).
+    """
+    common = math.gcd(shape.heads, shape.intermediate)
+    return tuple(tp for tp in range(1, min(common, limit) + 1) if common % tp == 0)
+
+
+def pp_degrees(shape: LlmShape, limit: int, *, most: int | None = None) -> tuple[int, ...]:
+    """Return pipeline degrees up to `limit` and the layers; with `most`, about that many, dense at the low end."""
+    highest = min(shape.layers, limit)
+    every = range(1, highest + 1)
+    if most is None or highest <= most:
+        return tuple(every)
+    chosen = {1, 2, 3, 4, highest}
+    step = (highest / 4.0) ** (1.0 / max(1, most - 5))
+    value = 4.0
+    while value < highest:
+        chosen.add(round(value))
+        value *= max(step, 1.05)
+    return tuple(sorted(pp for pp in chosen if pp <= highest))
+
+
+def all_degrees(shape: LlmShape, num_gpus: int) -> tuple[tuple[int, int, int], ...]:
+    """Return every (dp, pp, tp) with product at most `num_gpus`."""
+    return tuple(
+        (dp, pp, tp)
+        for tp in tp_degrees(shape, num_gpus)
+        for pp in pp_degrees(shape, num_gpus // tp)
+        for dp in range(1, num_gpus // (tp * pp) + 1)
+    )

@@ -1,0 +1,74 @@
+"""Level 3 of the search: which GPUs a group gets, grown along near machines (extension of HetRL's random start)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plans.search.groupings import Grouping
+from plans.search.problem import Problem
+from plans.workflow import TaskKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthStyle:
+    """How groups choose machines."""
+
+    first: TaskKind | None
+    """Groups with a task of this kind choose first; None = random order."""
+    noise: float
+    """Relative noise on the preferences; 0 = none."""
+
+
+#: Styles without randomness, tried first.
+PLAIN_STYLES = (
+    GrowthStyle(first=TaskKind.TRAINING, noise=0.0),
+    GrowthStyle(first=TaskKind.GENERATION, noise=0.0),
+)
+RANDOM_STYLE = GrowthStyle(first=None, noise=0.35)
+
+
+def grow_groups(
+    problem: Problem, grouping: Grouping, sizes: Sequence[int], style: GrowthStyle, rng: np.random.Generator
+) -> tuple[tuple[int, ...], ...]:
+    """Return GPU indices per group: each group takes its favourite machine, then the nearest ones, whole if possible."""
+    order = problem.order
+    free = [list(np.nonzero(problem.view.machine_of == m)[0]) for m in range(len(problem.view.machine_names))]
+    taken: list[tuple[int, ...]] = [()] * len(grouping)
+    for group in _turns(grouping, style, rng):
+        preference = order.hbm if _is_generation_only(grouping, group) else order.compute
+        liking = preference * np.exp(style.noise * rng.standard_normal(len(preference))) if style.noise else preference
+        taken[group] = _take(free, sizes[group], liking / float(liking.max()), order.distance_s)
+    return tuple(taken)
+
+
+def _turns(grouping: Grouping, style: GrowthStyle, rng: np.random.Generator) -> list[int]:
+    if style.first is None:
+        return [int(index) for index in rng.permutation(len(grouping))]
+    return sorted(range(len(grouping)), key=lambda g: (all(t.kind is not style.first for t in grouping[g]), g))
+
+
+def _is_generation_only(grouping: Grouping, group: int) -> bool:
+    return all(task.kind is TaskKind.GENERATION for task in grouping[group])
+
+
+def _take(free: list[list[np.int64]], size: int, liking: np.ndarray, distance_s: np.ndarray) -> tuple[int, ...]:
+    """Take `size` GPUs from the free ones: favourite machine first, then by distance to the machines taken."""
+    chosen: list[int] = []
+    reach = np.zeros(len(free))
+    while len(chosen) < size:
+        need = size - len(chosen)
+        open_machines = [m for m, gpus in enumerate(free) if gpus]
+        machine = min(open_machines, key=lambda m: (reach[m], -liking[m] * _fit(len(free[m]), need), m))
+        chosen += [int(gpu) for gpu in free[machine][:need]]
+        free[machine] = free[machine][need:]
+        reach = np.maximum(reach, np.where(np.isfinite(distance_s[machine]), distance_s[machine], 1e9))
+        reach[machine] = 0.0
+    return tuple(sorted(chosen))
+
+
+def _fit(available: int, need: int) -> float:
+    """Prefer machines that are used up by the need: what is left of a broken machine serves nobody well."""
+    return 1.0 if available <= need else 0.5 + 0.5 * need / available

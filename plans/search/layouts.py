@@ -1,0 +1,214 @@
+"""Levels 4 and 5 of the search for one task: parallel degrees and the GPU of each tasklet, and good guesses at them.
+
+The guesses (extension of HetRL, which starts from random ones) keep tensor parallelism inside a machine and lay
+replicas and stages along the machine order, in two ways: a replica is a block of near machines (pipelines stay
+local, gradients travel), or a stage is a block (gradients stay local, activations travel). Slow GPU types or distant
+regions may be left out. Which guess is good is for the cost model to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from plans.search.degrees import pp_degrees, tp_degrees
+from plans.search.machine_order import MachineOrder
+from plans.spec.llm import LlmShape
+from plans.workflow import TaskKind
+
+
+class LayerSplit(StrEnum):
+    """How layers are shared out over pipeline stages."""
+
+    SPEED = "speed"
+    """So that the slowest stage is as fast as possible."""
+    MEMORY = "memory"
+    """In proportion to the memory of the stages' GPUs."""
+    EVEN = "even"
+    """Evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLayout:
+    """Degrees and placement of one task, by GPU index."""
+
+    dp: int
+    """Replicas."""
+    pp: int
+    """Stages per replica."""
+    tp: int
+    """Shards per stage."""
+    gpus: tuple[int, ...]
+    """GPU of each tasklet: replica by replica, stage by stage, shard by shard (dp * pp * tp of them)."""
+    split: LayerSplit = LayerSplit.SPEED
+    """How layers are shared out; matters with pp > 1 and unlike GPUs only."""
+
+
+class Arrangement(StrEnum):
+    """How units of TP GPUs become replicas and stages."""
+
+    REPLICA_BLOCKS = "replica_blocks"
+    STAGE_BLOCKS = "stage_blocks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Coordinates of a guess."""
+
+    subset: int
+    """Index into the task's candidate subsets of the group's GPUs; 0 = all of them."""
+    tp: int
+    """Tensor-parallel degree."""
+    pp: int
+    """Pipeline degree; DP uses what is left."""
+    by_type: bool
+    """Order machines by GPU type before region."""
+    arrangement: Arrangement
+    """Replica or stage blocks."""
+
+
+Unit = tuple[int, ...]
+
+#: Pipeline degrees offered per set of units.
+MOST_PP = 12
+
+
+class LayoutGuesses:
+    """Guesses at layouts of one task on one set of GPUs."""
+
+    def __init__(
+        self, order: MachineOrder, kind: TaskKind, shape: LlmShape, gpus: Sequence[int], *, least_shards: int
+    ) -> None:
+        """Read the GPUs' machines and speeds.
+
+        Args:
+            order: order of the machines.
+            kind: what the task does.
+            shape: its model.
+            gpus: GPUs that it may use.
+            least_shards: smallest pp * tp at which a shard of the model can fit a GPU.
+        """
+        self._order, self._kind, self._shape, self._least_shards = order, kind, shape, least_shards
+        view = order.view
+        self._machine: list[int] = view.machine_of[list(gpus)].tolist()
+        self._where = dict(zip(gpus, self._machine, strict=True))
+        self._region = {m: int(view.region_of_machine[m]) for m in set(self._machine)}
+        speed = order.hbm if kind is TaskKind.GENERATION else order.compute
+        self._speed = {m: float(speed[m]) for m in self._region}
+        self.subsets = self._find_subsets(tuple(gpus))
+        self._units: dict[tuple[int, int, bool], list[Unit]] = {}
+
+    def recipes(self) -> list[Recipe]:
+        """Return the plain recipes: all GPUs, near order, replica blocks; every TP, PP by powers of two."""
+        found = []
+        for tp in self.tps(0):
+            count = len(self.units(0, tp, by_type=False))
+            for pp in self.pps(tp, count):
+                if pp & (pp - 1) == 0 or pp == self.pps(tp, count)[0]:
+                    found.append(Recipe(subset=0, tp=tp, pp=pp, by_type=False, arrangement=Arrangement.REPLICA_BLOCKS))
+        return found
+
+    def variations(self, recipe: Recipe) -> list[Recipe]:
+        """Return the recipes that differ in one coordinate."""
+        found = [self._other(recipe, arrangement=arrangement) for arrangement in Arrangement]
+        found.append(self._other(recipe, by_type=not recipe.by_type))
+        found += [self._other(recipe, subset=index) for index in range(len(self.subsets))]
+        found += [self._other(recipe, tp=tp) for tp in self.tps(recipe.subset)]
+        pps = self.pps(recipe.tp, len(self.units(recipe.subset, recipe.tp, by_type=recipe.by_type)))
+        if recipe.pp in pps:
+            at = pps.index(recipe.pp)
+            found += [self._other(recipe, pp=pp) for pp in pps[max(0, at - 2) : at + 3]]
+        return [other for other in dict.fromkeys(found) if other != recipe]
+
+    def random_recipe(self, rng: np.random.Generator) -> Recipe:
+        """Return a recipe drawn evenly, coordinate by coordinate."""
+        subset = int(rng.integers(len(self.subsets)))
+        by_type = bool(rng.random() < 0.5)
+        tps = self.tps(subset)
+        tp = tps[int(rng.integers(len(tps)))]
+        pps = self.pps(tp, len(self.units(subset, tp, by_type=by_type)))
+        pp = pps[int(rng.integers(len(pps)))]
+        arrangement = Arrangement.STAGE_BLOCKS if rng.random() < 0.5 else Arrangement.REPLICA_BLOCKS
+        return Recipe(subset=subset, tp=tp, pp=pp, by_type=by_type, arrangement=arrangement)
+
+    def build(self, recipe: Recipe) -> TaskLayout | None:
+        """Return the layout of a recipe, or None where the GPUs do not allow its degrees."""
+        units = self.units(recipe.subset, recipe.tp, by_type=recipe.by_type)
+        tp, pp = recipe.tp, recipe.pp
+        if pp > len(units) or pp * tp < self._least_shards or pp > self._shape.layers:
+            return None
+        dp = len(units) // pp
+        chosen = self._strongest(units, dp * pp)
+        if recipe.arrangement is Arrangement.STAGE_BLOCKS:
+            if dp == 1 or pp == 1:
+                return None
+            chosen = [chosen[stage * dp + replica] for replica in range(dp) for stage in range(pp)]
+        return TaskLayout(dp, pp, tp, tuple([gpu for unit in chosen for gpu in unit]))
+
+    def tps(self, subset: int) -> tuple[int, ...]:
+        """Return the TP degrees that fit a machine, largest first."""
+        counts: dict[int, int] = {}
+        for gpu in self.subsets[subset]:
+            counts[self._where[gpu]] = counts.get(self._where[gpu], 0) + 1
+        return tuple(reversed(tp_degrees(self._shape, max(counts.values()))))
+
+    def pps(self, tp: int, num_units: int) -> tuple[int, ...]:
+        """Return the PP degrees whose shards can fit a GPU, least first."""
+        offered = pp_degrees(self._shape, num_units, most=MOST_PP)
+        enough = tuple(pp for pp in offered if pp * tp >= self._least_shards)
+        return enough or offered[-1:]
+
+    def units(self, subset: int, tp: int, *, by_type: bool) -> list[Unit]:
+        """Return sets of `tp` GPUs of one machine along the machine order; GPUs left over are not used."""
+        key = (subset, tp, by_type)
+        if key not in self._units:
+            self._units[key] = self._make_units(self.subsets[subset], tp, by_type=by_type)
+        return self._units[key]
+
+    def _make_units(self, subset: Sequence[int], tp: int, *, by_type: bool) -> list[Unit]:
+        per_machine: dict[int, list[int]] = {}
+        for gpu in subset:
+            per_machine.setdefault(self._where[gpu], []).append(gpu)
+        chain, regions, compute = self._order.chain_rank, self._order.region_chain_rank, self._order.compute
+
+        def place(machine: int) -> tuple[float, ...]:
+            region, strength = float(regions[self._region[machine]]), -float(compute[machine])
+            return (strength, region, chain[machine]) if by_type else (region, strength, chain[machine])
+
+        return [
+            tuple(per_machine[machine][start : start + tp])
+            for machine in sorted(per_machine, key=place)
+            for start in range(0, len(per_machine[machine]) - tp + 1, tp)
+        ]
+
+    def _other(self, recipe: Recipe, **changes: object) -> Recipe:
+        values = {name: getattr(recipe, name) for name in ("subset", "tp", "pp", "by_type", "arrangement")}
+        return Recipe(**(values | changes))
+
+    def _strongest(self, units: Sequence[Unit], count: int) -> list[Unit]:
+        """Return `count` units, the slowest left out, in the given order."""
+        if count == len(units):
+            return list(units)
+        ranked = sorted(range(len(units)), key=lambda i: (-self._speed[self._where[units[i][0]]], i))
+        kept = set(ranked[:count])
+        return [unit for i, unit in enumerate(units) if i in kept]
+
+    def _find_subsets(self, gpus: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return all GPUs, then without the slowest types, then the strongest regions alone."""
+        subsets = {gpus: None}
+        speed = {gpu: self._speed[machine] for gpu, machine in self._where.items()}
+        kinds = sorted(set(speed.values()), reverse=True)
+        for count in range(len(kinds) - 1, 0, -1):
+            subsets.setdefault(tuple(gpu for gpu in gpus if speed[gpu] >= kinds[count - 1]))
+        by_region: dict[int, list[int]] = {}
+        for gpu in gpus:
+            by_region.setdefault(self._region[self._where[gpu]], []).append(gpu)
+        regions = sorted(by_region.values(), key=lambda members: -sum(speed[gpu] for gpu in members))
+        total = sum(speed.values())
+        for members in regions[:2]:
+            if sum(speed[gpu] for gpu in members) * 4.0 >= total:
+                subsets.setdefault(tuple(members))
+        return list(subsets)

@@ -1,0 +1,78 @@
+"""An order of the machines in which neighbours are close: blocks of it make good groups, stages and replicas."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plans.spec.cluster import ClusterView
+
+#: Bytes of the transfer that measures closeness: an activation of a 2,048-token sample at hidden size 4,096.
+REFERENCE_BYTES = 2.0 * 2048 * 4096
+
+
+class MachineOrder:
+    """Ranks and distances of machines, computed once per cluster."""
+
+    def __init__(self, view: ClusterView) -> None:
+        """Keep the view; everything else is computed on first use."""
+        self.view = view
+
+    @cached_property
+    def distance_s(self) -> NDArray[np.float64]:
+        """Seconds of the reference transfer by machine [M, M]; infinite where forbidden."""
+        return self.view.machine_latency_s + REFERENCE_BYTES * self.view.machine_s_per_byte
+
+    @cached_property
+    def compute(self) -> NDArray[np.float64]:
+        """FLOP per second of one GPU, by machine [M]."""
+        return self._of_machine(self.view.compute_flop_per_s)
+
+    @cached_property
+    def hbm(self) -> NDArray[np.float64]:
+        """HBM bytes per second of one GPU, by machine [M]."""
+        return self._of_machine(self.view.hbm_bytes_per_s)
+
+    @cached_property
+    def memory(self) -> NDArray[np.float64]:
+        """Memory bytes of one GPU, by machine [M]."""
+        return self._of_machine(self.view.memory_bytes)
+
+    @cached_property
+    def chain_rank(self) -> tuple[int, ...]:
+        """Rank of each machine on a nearest-neighbour chain that starts at the strongest machine [M].
+
+        Among equally near machines the one of the same GPU type, then the strongest, then the first comes next.
+        """
+        count = len(self.view.machine_names)
+        strength = self.compute * self._gpus_per_machine
+        left = set(range(count))
+        current = max(left, key=lambda m: (strength[m], -m))
+        rank = [0] * count
+        for position in range(count):
+            rank[current] = position
+            left.discard(current)
+            if left:
+                here, kind = current, self.compute[current]
+                current = min(left, key=lambda m: (self.distance_s[here, m], self.compute[m] != kind, -strength[m], m))
+        return tuple(rank)
+
+    @cached_property
+    def region_chain_rank(self) -> tuple[int, ...]:
+        """Rank of each region: the order in which the chain first enters it [R]."""
+        region = self.view.region_of_machine
+        first = [
+            min(self.chain_rank[m] for m in np.nonzero(region == r)[0]) for r in range(len(self.view.region_names))
+        ]
+        order = sorted(range(len(first)), key=lambda r: first[r])
+        return tuple(order.index(r) for r in range(len(first)))
+
+    @cached_property
+    def _gpus_per_machine(self) -> NDArray[np.float64]:
+        return np.bincount(self.view.machine_of, minlength=len(self.view.machine_names)).astype(np.float64)
+
+    def _of_machine(self, per_gpu: NDArray[np.float64]) -> NDArray[np.float64]:
+        first = np.searchsorted(self.view.machine_of, np.arange(len(self.view.machine_names)))
+        return per_gpu[first]

@@ -1,0 +1,1 @@
+"""Mutations of the evolutionary search, one operator per file (`plans.search.mutations.registry`)."""

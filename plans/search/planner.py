@@ -1,0 +1,182 @@
+"""`make_plan`: the planner's front door, and the registry of methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+from typing import cast
+
+from plans.cost.model import CostModel
+from plans.cost.price import price
+from plans.cost.report import CostReport
+from plans.errors import InfeasibleError, NoIncumbentError, PlanningError, SearchError
+from plans.feasibility import find_fitting_plan, infeasible_error
+from plans.plan import Plan, SearchRecord, check_plan
+from plans.search.budget import Budget, Clock, Meter, StopCheck
+from plans.search.problem import Problem
+from plans.search.protocol import Outcome, Planner
+from plans.search.run import ProgressCallback, SearchRun
+from plans.spec.cluster import Cluster
+from plans.spec.job import Job, Mode
+
+DEFAULT_METHOD = "sha-ea"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodEntry:
+    """A registered method."""
+
+    module: str
+    """Module that holds it; imported on first use, so heavy libraries load only when asked for."""
+    factory: str
+    """Class or function without arguments that makes the planner."""
+    summary: str
+    """One line for help texts."""
+    is_async_only: bool = False
+    """Whether it plans asynchronous jobs only."""
+
+
+#: Every method by name.
+METHODS: MappingProxyType[str, MethodEntry] = MappingProxyType({
+    "sha-ea": MethodEntry(
+        module="plans.search.sha_ea", factory="ShaEaPlanner", summary="HetRL: nested halving and evolution (default)"
+    ),
+    "verl": MethodEntry(
+        module="plans.search.verl", factory="VerlPlanner", summary="verl's mapping, blind to GPU identity"
+    ),
+    "streamrl": MethodEntry(
+        module="plans.search.streamrl",
+        factory="StreamRlPlanner",
+        summary="StreamRL's two homogeneous groups",
+        is_async_only=True,
+    ),
+    "deap": MethodEntry(
+        module="plans.search.deap_ea", factory="DeapPlanner", summary="standard evolutionary algorithm on DEAP"
+    ),
+    "random": MethodEntry(
+        module="plans.search.random_search", factory="RandomPlanner", summary="uniform random placements"
+    ),
+})
+
+
+class MethodError(SearchError):
+    """A method that does not exist or does not plan this kind of job."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A plan with its price and how it was found."""
+
+    plan: Plan
+    """The placement, with `predicted` and `search` filled."""
+    report: CostReport
+    """Its price."""
+
+    @property
+    def search(self) -> SearchRecord:
+        """How it was found."""
+        return self.plan.search
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds per iteration."""
+        return cast("float", self.report.iteration_s)  # a returned plan is feasible, so it has a time
+
+
+def find_planner(method: str, job: Job) -> Planner:
+    """Return the planner of a method.
+
+    Raises:
+        MethodError: the method is unknown, or plans asynchronous jobs only and the job is synchronous.
+    """
+    entry = METHODS.get(method)
+    if entry is None:
+        raise MethodError(f"Method {method!r} is unknown; the methods are {', '.join(METHODS)}.")
+    if entry.is_async_only and job.mode is not Mode.ASYNC:
+        raise MethodError(f"Method {method} plans asynchronous jobs only, but the job's mode is {job.mode.value}.")
+    return cast("Planner", getattr(import_module(entry.module), entry.factory)())
+
+
+def make_plan(
+    cluster: Cluster,
+    job: Job,
+    method: str | Planner = DEFAULT_METHOD,
+    model: CostModel | None = None,
+    budget: Budget | None = None,
+    seed: int = 0,
+    workers: int = 1,
+    clock: Clock | None = None,
+    on_progress: ProgressCallback | None = None,
+    should_stop: StopCheck | None = None,
+    warm_start: Plan | None = None,
+) -> PlanResult:
+    """Search a placement.
+
+    Args:
+        cluster: the cluster.
+        job: the job.
+        method: a registered name, or a planner with settings of its own.
+        model: cost model; absent = calibrated with built-in coefficients.
+        budget: limit; absent = 20,000 evaluations.
+        seed: seed; the same seed and number of evaluations give the same plan, whatever the workers.
+        workers: processes.
+        clock: monotonic seconds; needed for a budget in seconds, otherwise only recorded.
+        on_progress: called with the state of the search.
+        should_stop: asked between evaluations; True returns the best plan so far.
+        warm_start: a plan to start from; the result is never worse.
+
+    Raises:
+        MethodError: the method is unknown or does not plan this job.
+        PlanMismatchError: the warm start belongs to another cluster or job.
+        SpecError: the warm start breaks a rule.
+        InfeasibleError: no placement can exist.
+        NoIncumbentError: none was found within the budget.
+    """
+    planner = find_planner(method, job) if isinstance(method, str) else method
+    if warm_start is not None:
+        check_plan(warm_start, cluster, job, source_name="warm start")
+    chosen = model if model is not None else CostModel.calibrated()
+    problem = Problem(cluster, job, chosen)
+    meter = Meter(budget if budget is not None else Budget(evaluations=20_000), clock, should_stop)
+    if problem.least_gpus(problem.workflow.tasks) > problem.view.num_gpus or problem.view.num_gpus < problem.least_groups:
+        raise infeasible_error(cluster, job)
+    run = SearchRun(
+        meter=meter, seed=seed, workers=workers, on_progress=on_progress, warm_start=warm_start
+    )
+    outcome = planner.search(problem, run)
+    return _result(problem, run, outcome, planner.name)
+
+
+def _result(problem: Problem, run: SearchRun, outcome: Outcome, method: str) -> PlanResult:
+    candidates = [plan for plan in (outcome.plan, run.warm_start) if plan is not None]
+    priced = [(price(problem.cluster, problem.job, plan, problem.model), plan) for plan in candidates]
+    feasible = [(report, plan) for report, plan in priced if report.feasible and report.iteration_s is not None]
+    if not feasible:
+        raise _nothing_found(problem, run, outcome, method)
+    report, plan = min(feasible, key=lambda pair: cast("float", pair[0].iteration_s))
+    meter = run.meter
+    record = SearchRecord(
+        evaluations=meter.evaluations,
+        wall_s=meter.elapsed_s,
+        seed=run.seed,
+        optimal=outcome.optimal,
+        bound_s=outcome.bound_s,
+        trace=outcome.trace,
+        status=outcome.status,
+        termination=outcome.termination,
+    )
+    filled = plan.model_copy(update={"method": method, "predicted": report.to_document(), "search": record})
+    return PlanResult(filled, report)
+
+
+def _nothing_found(problem: Problem, run: SearchRun, outcome: Outcome, method: str) -> PlanningError:
+    if outcome.infeasible is not None:
+        return InfeasibleError(outcome.infeasible)
+    if find_fitting_plan(problem.cluster, problem.job) is None:
+        return infeasible_error(problem.cluster, problem.job)
+    meter = run.meter
+    return NoIncumbentError(
+        f"Method {method} found no feasible plan in {meter.evaluations} evaluations and {meter.elapsed_s:.1f} s "
+        f"(ended by: {outcome.termination or meter.termination}); raise the budget, or use another method."
+    )

@@ -1,0 +1,137 @@
+"""Layouts of one task on one set of GPUs, ranked by their own cost: what seeds and mutations draw from (extension).
+
+A small coordinate search over recipes instead of a full enumeration: plain recipes first, then single changes of
+the best ones. Results are kept per task and set of GPUs; equal models of one kind share them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from plans.search.layouts import LayoutGuesses, Recipe, TaskLayout
+from plans.search.pricing import Pricer
+from plans.search.problem import Problem
+from plans.workflow import RlTask, TaskKind, shape_of
+
+#: Rounds of single changes around the best recipe.
+CLIMB_ROUNDS = 4
+#: Layouts kept per set of GPUs.
+KEPT = 16
+#: GPU indices kept in the cache in all.
+CACHE_GPUS = 4_000_000
+#: GPUs times entries of the cache of guess sources.
+GUESS_GPUS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class RankedLayout:
+    """A layout with what it costs alone."""
+
+    seconds: float
+    """Seconds of the task."""
+    share: float
+    """Largest share of a GPU's usable memory that its model fills."""
+    layout: TaskLayout
+    """The layout."""
+
+
+class Ranker:
+    """Ranks layouts; the answers depend on the arguments only."""
+
+    def __init__(self, problem: Problem, pricer: Pricer) -> None:
+        """Keep the problem and its pricer."""
+        self._problem = problem
+        self._pricer = pricer
+        self._cache: dict[tuple[RlTask, tuple[int, ...], int], tuple[RankedLayout, ...]] = {}
+        self._cached_gpus = 0
+        self._guesses: dict[tuple[RlTask, tuple[int, ...]], LayoutGuesses] = {}
+        self._twin = {task: self._first_equal(task) for task in problem.workflow.tasks}
+
+    def ranked(self, task: RlTask, gpus: tuple[int, ...], companions: tuple[RlTask, ...]) -> tuple[RankedLayout, ...]:
+        """Return good layouts, fastest first, low-memory ones included.
+
+        Args:
+            task: the task.
+            gpus: the group's GPUs, sorted.
+            companions: all tasks of the group: their models take memory that decoding could use.
+        """
+        held = 0.0
+        if task.kind is TaskKind.GENERATION:
+            others = [self._problem.resident_bytes[other] for other in companions if other is not task]
+            held = sum(others) / len(gpus)
+        key = (self._twin[task], gpus, round(held))
+        found = self._cache.get(key)
+        if found is None:
+            found = self._rank(self._twin[task], gpus, held)
+            self._cached_gpus += sum(len(entry.layout.gpus) for entry in found) + len(gpus)
+            if self._cached_gpus > CACHE_GPUS:
+                self._cache.clear()
+                self._cached_gpus = 0
+            self._cache[key] = found
+        return found
+
+    def guesses(self, task: RlTask, gpus: tuple[int, ...]) -> LayoutGuesses:
+        """Return the source of layouts of a task on a set of GPUs."""
+        key = (self._twin[task], gpus)
+        found = self._guesses.get(key)
+        if found is None:
+            if len(self._guesses) * len(gpus) > GUESS_GPUS:
+                self._guesses.clear()
+            problem, twin = self._problem, self._twin[task]
+            found = self._guesses[key] = LayoutGuesses(
+                problem.order, twin.kind, shape_of(problem.job, twin), gpus, least_shards=problem.least_shards(twin)
+            )
+        return found
+
+    def _first_equal(self, task: RlTask) -> RlTask:
+        job = self._problem.job
+        return next(
+            other
+            for other in self._problem.workflow.tasks
+            if other.kind is task.kind and shape_of(job, other) == shape_of(job, task)
+        )
+
+    def _rank(self, task: RlTask, gpus: tuple[int, ...], held: float) -> tuple[RankedLayout, ...]:
+        guesses = self.guesses(task, gpus)
+        tried: dict[Recipe, RankedLayout | None] = {}
+
+        def attempt(recipe: Recipe) -> None:
+            if recipe not in tried:
+                layout = guesses.build(recipe)
+                tried[recipe] = None if layout is None else self._priced(task, layout, held)
+
+        for recipe in guesses.recipes():
+            attempt(recipe)
+        for _ in range(CLIMB_ROUNDS):
+            best = min(tried, key=lambda recipe: _key(tried[recipe]), default=None)
+            if best is None:
+                break
+            for recipe in guesses.variations(best):
+                attempt(recipe)
+            if min(tried, key=lambda recipe: _key(tried[recipe])) == best:
+                break
+        return _trimmed({entry.layout: entry for entry in tried.values() if entry is not None})
+
+    def _priced(self, task: RlTask, layout: TaskLayout, held: float) -> RankedLayout:
+        seconds, share = self._pricer.task_s(task, layout, held)
+        return RankedLayout(seconds, share, layout)
+
+
+def _key(entry: RankedLayout | None) -> tuple[bool, float]:
+    """Rank: layouts that fit alone, then those that do not, then recipes without a layout."""
+    if entry is None:
+        return True, math.inf
+    return entry.share > 1.0, entry.seconds
+
+
+def _trimmed(entries: dict[TaskLayout, RankedLayout]) -> tuple[RankedLayout, ...]:
+    """Keep the fastest, and of the others those with less memory than every faster one."""
+    ordered = sorted(entries.values(), key=lambda entry: (entry.seconds, entry.share))
+    ordered = [entry for entry in ordered if math.isfinite(entry.seconds) and entry.share <= 1.0]
+    kept, least = [], math.inf
+    for position, entry in enumerate(ordered):
+        if position < KEPT // 2 or entry.share < least * 0.95:
+            kept.append(entry)
+        least = min(least, entry.share)
+    return tuple(kept[:KEPT])

@@ -1,0 +1,140 @@
+"""Moves between arms for the final polish (extension): tasks change groups, GPUs change groups, groups merge.
+
+Halving settles levels 1 and 2 on a coarse grid. These moves leave the grid: sizes change by any number of GPUs, and a task may
+join another group. Tasks of the groups that a move touches get fresh layouts that fit together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from plans.search.genome import Genome
+from plans.search.groupings import Grouping
+from plans.search.tools import SearchTools
+from plans.spec.job import Mode
+from plans.workflow import RlTask
+
+Move = Callable[[SearchTools, Genome, np.random.Generator], Genome | None]
+
+
+def move_gpus(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+    """Move some GPUs of one machine from one group to another; None with one group."""
+    if len(genome.grouping) < 2:
+        return None
+    source, target = (int(index) for index in rng.choice(len(genome.grouping), size=2, replace=False))
+    members = genome.gpus[source]
+    machine_of = tools.problem.view.machine_of
+    machine = machine_of[members[int(rng.integers(len(members)))]]
+    block = [gpu for gpu in members if machine_of[gpu] == machine]
+    count = len(block) if rng.random() < 0.5 else int(rng.integers(1, len(block) + 1))
+    if count >= len(members):
+        return None
+    moved = set(block[-count:])
+    gpus = list(genome.gpus)
+    gpus[source] = tuple(gpu for gpu in members if gpu not in moved)
+    gpus[target] = tuple(sorted((*gpus[target], *moved)))
+    return _refitted(tools, genome, genome.grouping, tuple(gpus), {source, target})
+
+
+def move_task(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+    """Move a task of a group of several into another group; None where there is no such pair."""
+    pairs = [
+        (task, source, target)
+        for source, tasks in enumerate(genome.grouping)
+        if len(tasks) > 1
+        for task in tasks
+        for target in range(len(genome.grouping))
+        if target != source
+    ]
+    if not pairs:
+        return None
+    task, source, target = pairs[int(rng.integers(len(pairs)))]
+    groups = list(genome.grouping)
+    groups[source] = tuple(other for other in groups[source] if other is not task)
+    groups[target] = tuple(sorted((*groups[target], task), key=_position))
+    if not _is_allowed(tools, groups[target]):
+        return None
+    return _refitted(tools, genome, tuple(groups), genome.gpus, {source, target})
+
+
+def merge_groups(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+    """Make one group of two; None with one group or where async mode forbids it."""
+    count = len(genome.grouping)
+    if count < 2:
+        return None
+    a, b = sorted(int(index) for index in rng.choice(count, size=2, replace=False))
+    merged = tuple(sorted((*genome.grouping[a], *genome.grouping[b]), key=_position))
+    if not _is_allowed(tools, merged):
+        return None
+    groups = [merged if index == a else tasks for index, tasks in enumerate(genome.grouping) if index != b]
+    joined = tuple(sorted((*genome.gpus[a], *genome.gpus[b])))
+    gpus = [joined if index == a else members for index, members in enumerate(genome.gpus) if index != b]
+    return _refitted(tools, genome, tuple(groups), tuple(gpus), {a})
+
+
+def split_group(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+    """Cut a group of several tasks in two, with machines in proportion to their work; None where none can be cut."""
+    wide = [g for g, tasks in enumerate(genome.grouping) if len(tasks) > 1 and len(genome.gpus[g]) > 1]
+    if not wide:
+        return None
+    group = wide[int(rng.integers(len(wide)))]
+    tasks = genome.grouping[group]
+    chosen = rng.random(len(tasks)) < 0.5
+    if chosen.all() or not chosen.any():
+        return None
+    left = tuple(task for task, is_left in zip(tasks, chosen, strict=True) if is_left)
+    right = tuple(task for task in tasks if task not in left)
+    order = tools.problem.order.chain_rank
+    machine_of = tools.problem.view.machine_of
+    members = sorted(genome.gpus[group], key=lambda gpu: (order[machine_of[gpu]], gpu))
+    if rng.random() < 0.5:
+        members.reverse()
+    work = tools.problem.work
+    share = sum(work[task] for task in left) / sum(work[task] for task in tasks)
+    cut = min(len(members) - 1, max(1, round(len(members) * share)))
+    groups = (*genome.grouping[:group], left, *genome.grouping[group + 1 :], right)
+    gpus = (*genome.gpus[:group], tuple(sorted(members[:cut])), *genome.gpus[group + 1 :], tuple(sorted(members[cut:])))
+    return _refitted(tools, genome, groups, gpus, {group, len(groups) - 1})
+
+
+def refit(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+    """Give one task the next layouts of its ranking; None where it has none."""
+    tasks = list(genome.layouts)
+    task = tasks[int(rng.integers(len(tasks)))]
+    group = genome.group_of(task)
+    ranked = tools.ranker.ranked(task, genome.gpus[group], genome.grouping[group])
+    if not ranked:
+        return None
+    # Faster layouts are likelier: squaring a uniform draw favours the front of the list.
+    layout = ranked[int(len(ranked) * rng.random() ** 2)].layout
+    return None if layout == genome.layouts[task] else genome.with_layout(task, layout)
+
+
+#: Move and relative weight.
+REGROUP_MOVES: tuple[tuple[Move, float], ...] = (
+    (move_gpus, 0.45),
+    (refit, 0.30),
+    (move_task, 0.10),
+    (merge_groups, 0.05),
+    (split_group, 0.10),
+)
+
+
+def _refitted(
+    tools: SearchTools, genome: Genome, grouping: Grouping, gpus: tuple[tuple[int, ...], ...], touched: set[int]
+) -> Genome:
+    layouts = dict(genome.layouts)
+    for index in sorted(touched):
+        layouts.update(tools.seeder.fit_group(grouping[index], gpus[index]))
+    return Genome(grouping, gpus, layouts)
+
+
+def _is_allowed(tools: SearchTools, tasks: tuple[RlTask, ...]) -> bool:
+    is_async = tools.problem.workflow.mode is Mode.ASYNC
+    return not (is_async and len(tasks) > 1 and RlTask.ACTOR_GENERATION in tasks)
+
+
+def _position(task: RlTask) -> int:
+    return list(RlTask).index(task)

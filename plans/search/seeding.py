@@ -1,0 +1,104 @@
+"""First candidates of an arm: GPUs grown along near machines, layouts that fit together (extension).
+
+HetRL starts from random placements. Seeds that are already sensible make the first ranking of the arms meaningful, which
+is what successive halving lives on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from plans.search.genome import Genome
+from plans.search.gpu_assignment import PLAIN_STYLES, RANDOM_STYLE, grow_groups
+from plans.search.groupings import Grouping
+from plans.search.layouts import TaskLayout
+from plans.search.random_layout import random_layout
+from plans.search.pricing import Pricer
+from plans.search.problem import Problem
+from plans.search.ranking import RankedLayout, Ranker
+from plans.workflow import RlTask
+
+#: Exchanges of a layout for a leaner one before a group counts as overfull.
+_FIT_STEPS = 40
+
+
+class Seeder:
+    """Makes candidates for arms."""
+
+    def __init__(self, problem: Problem, pricer: Pricer, ranker: Ranker) -> None:
+        """Keep the tools."""
+        self.problem = problem
+        self.pricer = pricer
+        self.ranker = ranker
+
+    def seed(self, grouping: Grouping, sizes: Sequence[int], index: int, rng: np.random.Generator) -> Genome:
+        """Return the index-th candidate of an arm: plain growth styles first, then random growth, some all random.
+
+        With a single group there is nothing to grow, so its candidates differ in their layouts only.
+        """
+        if len(grouping) == 1 and index:
+            return self.random(grouping, sizes, rng)
+        style = PLAIN_STYLES[index] if index < len(PLAIN_STYLES) else RANDOM_STYLE
+        if index > len(PLAIN_STYLES) and index % 3 == 0:
+            return self.random(grouping, sizes, rng)
+        return self.fitted(grouping, grow_groups(self.problem, grouping, sizes, style, rng))
+
+    def fitted(self, grouping: Grouping, gpus: Sequence[tuple[int, ...]]) -> Genome:
+        """Return a candidate on given GPUs with the fastest ranked layouts that fit into memory together."""
+        layouts = {}
+        for tasks, members in zip(grouping, gpus, strict=True):
+            layouts.update(self.fit_group(tasks, members))
+        ordered = {task: layouts[task] for task in self.problem.workflow.tasks}
+        return Genome(grouping, tuple(gpus), ordered)
+
+    def random(self, grouping: Grouping, sizes: Sequence[int], rng: np.random.Generator) -> Genome:
+        """Return a candidate drawn at random at levels 3 to 5, as in the paper."""
+        drawn = rng.permutation(self.problem.view.num_gpus)
+        edges = np.concatenate(([0], np.cumsum(sizes)))
+        gpus = tuple(
+            tuple(sorted(int(gpu) for gpu in drawn[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True)
+        )
+        layouts = {}
+        for tasks, members in zip(grouping, gpus, strict=True):
+            for task in tasks:
+                layouts[task] = random_layout(self.problem, task, members, rng)
+        return Genome(grouping, gpus, {task: layouts[task] for task in self.problem.workflow.tasks})
+
+    def fit_group(self, tasks: tuple[RlTask, ...], gpus: tuple[int, ...]) -> dict[RlTask, TaskLayout]:
+        """Return a layout per task of one group.
+
+        Starts with the fastest of each and, while the models of some GPU exceed its memory, takes the exchange that frees
+        memory at the least loss of time.
+        """
+        options = {task: self.ranker.ranked(task, gpus, tasks) for task in tasks}
+        for task in tasks:
+            if not options[task]:
+                rng = np.random.default_rng(len(gpus))
+                layout = random_layout(self.problem, task, gpus, rng)
+                options[task] = (RankedLayout(1e9, 1.0, layout),)
+        chosen = dict.fromkeys(tasks, 0)
+        for _ in range(_FIT_STEPS):
+            if sum(options[task][chosen[task]].share for task in tasks) <= 1.0:
+                break
+            step = self._leanest_step(options, chosen)
+            if step is None:
+                break
+            chosen[step[0]] = step[1]
+        return {task: options[task][chosen[task]].layout for task in tasks}
+
+    @staticmethod
+    def _leanest_step(
+        options: dict[RlTask, tuple[RankedLayout, ...]], chosen: dict[RlTask, int]
+    ) -> tuple[RlTask, int] | None:
+        best, step = np.inf, None
+        for task, ranked in options.items():
+            now = ranked[chosen[task]]
+            for index, other in enumerate(ranked):
+                freed = now.share - other.share
+                if freed > 1e-6:
+                    loss = max(0.0, other.seconds - now.seconds) / freed
+                    if loss < best:
+                        best, step = loss, (task, index)
+        return step

@@ -1,0 +1,31 @@
+"""The objects that searches share inside one process."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plans.search.balancing import Balancing
+from plans.search.locality import machine_affinity
+from plans.search.pricing import Pricer
+from plans.search.problem import Problem
+from plans.search.ranking import Ranker
+from plans.search.seeding import Seeder
+
+
+class SearchTools:
+    """Pricer, ranker and seeder of one problem; what they keep changes no result."""
+
+    def __init__(self, problem: Problem, balancing: Balancing | None = None) -> None:
+        """Build the tools."""
+        self.problem = problem
+        self.pricer = Pricer(problem.evaluator, balancing if balancing is not None else Balancing())
+        self.ranker = Ranker(problem, self.pricer)
+        self.seeder = Seeder(problem, self.pricer, self.ranker)
+
+    @cached_property
+    def affinity(self) -> NDArray[np.float64]:
+        """Affinity of machines [M, M]."""
+        return machine_affinity(self.problem.view)
