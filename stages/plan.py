@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import JsonValue
+
 from plans.plan import Plan
 from plans.plan_load import plan_from_document
+from plans.spec.cluster import Cluster
+from plans.workflow import RlTask
 from stages.context import StageContext, StageOutcome
+from stages.contract import StageName
 from stages.errors import ContractError
 from stages.planning import choose_plan
 from stages.profile import find_profile, last_due
@@ -26,12 +31,13 @@ def run_stage(context: StageContext) -> StageOutcome:
     number, is_reused = ensure_plan(context)
     run, k = context.run.name, context.iteration
     plan = context.plan
-    metrics = {
+    metrics: dict[str, JsonValue] = {
         "plan": number,
         "method": plan.method,
         "placement": plan.fingerprint,
         "is_new": number_of(context, k - 1) != number,
         "predicted": plan.predicted,
+        "queues": {stage: [*names] for stage, names in queues_of(plan, context.run.cluster).items()},
     }
     return StageOutcome(
         reused=is_reused, artefacts=(layout.plan(run, number), layout.iteration_record(run, k)), metrics=metrics
@@ -54,6 +60,24 @@ def ensure_plan(context: StageContext) -> tuple[int, bool]:
     record = context.find_record(context.iteration) or empty
     write_iteration(context.home, record.model_copy(update={"plan": number}))
     return number, False
+
+
+def queues_of(plan: Plan, cluster: Cluster) -> dict[str, list[str]]:
+    """Return the queues that have work in an iteration, by stage; the rows of other queues skip.
+
+    The machine that samples also scores, so `infer` has work wherever generation or the reference policy is placed.
+    """
+    machines = {task: {gpu.rpartition("/")[0] for gpu in placed.gpus} for task, placed in plan.tasks.items()}
+    generating = machines[RlTask.ACTOR_GENERATION]
+    wanted = {
+        StageName.GENERATE: generating,
+        StageName.INFER: generating | machines.get(RlTask.REFERENCE_INFERENCE, set()),
+        StageName.TRAIN: machines[RlTask.ACTOR_TRAINING],
+    }
+    return {
+        stage.value: [machine.queue_name for machine in cluster.machines if machine.name in names]
+        for stage, names in wanted.items()
+    }
 
 
 def number_of(context: StageContext, iteration: int) -> int | None:

@@ -81,9 +81,7 @@ def _place(cluster: Cluster, job: Job, machine: Machine, task: RlTask, gpus: tup
     return TaskPlan(dp=dp, pp=1, tp=tp, replicas=replicas)
 
 
-def _smallest_tp(
-    cluster: Cluster, job: Job, machine: Machine, task: RlTask, shape: LlmShape, num_gpus: int
-) -> int:
+def _smallest_tp(cluster: Cluster, job: Job, machine: Machine, task: RlTask, shape: LlmShape, num_gpus: int) -> int:
     """Return the least tensor-parallel degree at which the model's resident bytes fit; only generation may have > 1."""
     is_generation = task.kind is TaskKind.GENERATION
     is_training = task.kind is TaskKind.TRAINING

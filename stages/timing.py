@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +34,10 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time the body, also when it raises."""
+        """Time the body, also when it raises. Worker threads are part of the phase that the main thread is in."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         outer, start = self.current, self.clock.monotonic()
         self.current = name
         self.phases_s.setdefault(name, 0.0)

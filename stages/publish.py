@@ -1,0 +1,75 @@
+"""Publishing of a policy version with its resume point, from the training engine; used by prepare and train."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stages.context import StageContext
+from stages.engines.canary import CanaryRecord
+from stages.engines.client import RemoteEngine
+from stages.engines.protocol import ScoredTokens
+from stages.policy_files import files_of
+from storage.checkpoints import save_checkpoint
+from storage.policies import Policy, publish_policy
+
+
+def publish_version(
+    context: StageContext,
+    engine: RemoteEngine,
+    version: int,
+    *,
+    dataset_fingerprint: str,
+    canary_rows: Sequence[ScoredTokens],
+    metadata: Mapping[str, Any],
+    is_head: bool,
+) -> Policy:
+    """Save what the training engine holds: first the resume point, then the policy, whose manifest marks the end.
+
+    The policy carries the canary: the trainer's own log-probs on fixed rows under exactly these weights.
+
+    Args:
+        context: The stage.
+        engine: Training engine; afterwards it holds `version`.
+        version: Policy version to publish.
+        dataset_fingerprint: SHA-256 of the dataset.
+        canary_rows: Fixed rows, the same ones for the whole run.
+        metadata: JSON-able facts for the policy's manifest.
+        is_head: Also make it the authoritative version.
+    """
+    work = context.state_dir / "work" / context.run.name / f"{version}-{context.request.attempt}"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    policy_dir, trainer_dir = work / "policy", work / "trainer"
+    try:
+        with context.phase("save"):
+            engine.save(policy_dir, trainer_dir, version)
+        with context.phase("canary"):
+            canary = CanaryRecord(rows=canary_rows, trainer_logprobs=engine.score(canary_rows))
+        with context.phase("publish"):
+            files = files_of(trainer_dir)
+            save_checkpoint(
+                context.home,
+                context.run.name,
+                version,
+                files,
+                config_hash=context.job.fingerprint,
+                dataset_fingerprint=dataset_fingerprint,
+                data_position={"iteration": version},
+                rng_files=[name for name in files if name.startswith("random_rank_")],
+                created_by=context.created_by,
+                attempt=context.request.attempt,
+            )
+            return publish_policy(
+                context.home,
+                context.run.name,
+                version,
+                files_of(policy_dir),
+                created_by=context.created_by,
+                metadata={**metadata, "canary": canary.to_json()},
+                is_head=is_head,
+                attempt=context.request.attempt,
+            )
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,173 @@
+"""One rollout shard: its requests, its fingerprint, and the rows that are committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from stages.context import StageContext
+from stages.engines.protocol import Completion, EngineInfo, GenerationRequest
+from stages.prompts import EncodedRow, Prompts
+from stages.sharding import ShardRange
+from storage.documents import fingerprint
+from storage.errors import ObjectMissingError
+from storage.layout import Split
+from storage.manifest import Manifest
+from storage.policies import resolve_policy
+from storage.rollout_schema import sample_seed
+from storage.rollouts import find_shard, write_rollouts
+
+_NUMBER_TYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutBatch:
+    """What is to be sampled."""
+
+    split: Split
+    """Train or eval."""
+    number: int
+    """Iteration; for split eval the policy version that is evaluated."""
+    prompts: Sequence[EncodedRow]
+    """Prompts of the batch, in order."""
+    samples_per_prompt: int
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    oldest_version: int
+    """Least policy version that may sample."""
+    newest_version: int
+    """Greatest policy version that may sample."""
+
+
+class ShardWriter:
+    """Turns completions into committed shards."""
+
+    def __init__(self, context: StageContext, batch: RolloutBatch, prompts: Prompts, num_shards: int) -> None:
+        self.context, self.batch, self.prompts, self.num_shards = context, batch, prompts, num_shards
+
+    def fingerprint(self, shard: ShardRange, weights_hash: str) -> str:
+        """SHA-256 of everything that decides the tokens of a shard."""
+        batch = self.batch
+        return fingerprint(
+            "rollouts", self.context.run.name, self.context.job.fingerprint, self.context.run.seed, batch.split.value,
+            batch.number, [prompt.row.prompt_id for prompt in self.prompts_of(shard)], batch.samples_per_prompt,
+            batch.temperature, batch.top_p, batch.top_k, self.context.job.planner.lengths.response,
+            self.prompts.tokenizer_hash, self.prompts.template_hash, weights_hash,
+        )  # fmt: skip
+
+    def prompts_of(self, shard: ShardRange) -> Sequence[EncodedRow]:
+        """Prompts of a shard, in order."""
+        return self.batch.prompts[shard.first : shard.stop]
+
+    def find(self, shard: ShardRange) -> Manifest | None:
+        """Return the committed shard if it is what this batch asks for."""
+        context, batch = self.context, self.batch
+        manifest = find_shard(context.store, context.run.name, batch.number, shard.shard, split=batch.split)
+        if manifest is None or not manifest.policy_versions:
+            return None
+        if manifest.policy_versions[0] < batch.oldest_version or manifest.policy_versions[-1] > batch.newest_version:
+            return None
+        weights_hash = str(manifest.metadata.get("weights_hash"))
+        expected = _known_hash(context, manifest.policy_versions[-1])
+        if expected is not None and expected != weights_hash:
+            return None  # sampled from weights that were never committed under this version
+        is_same = manifest.input_fingerprint == self.fingerprint(shard, weights_hash)
+        return manifest if is_same and manifest.metadata.get("num_shards") == self.num_shards else None
+
+    def requests(self, shard: ShardRange) -> list[GenerationRequest]:
+        """One request per completion: prompt by prompt, sample by sample."""
+        batch = self.batch
+        return [
+            GenerationRequest(
+                prompt_token_ids=prompt.token_ids,
+                seed=self.seed(prompt, sample),
+                max_tokens=self.context.job.planner.lengths.response,
+                temperature=batch.temperature,
+                top_p=batch.top_p,
+                top_k=batch.top_k,
+                stop_token_ids=self.prompts.stop_token_ids,
+            )
+            for prompt in self.prompts_of(shard)
+            for sample in range(batch.samples_per_prompt)
+        ]
+
+    def seed(self, prompt: EncodedRow, sample: int) -> int:
+        """Seed of one completion, from its identity alone."""
+        return sample_seed(self.context.run.seed, self.batch.number, prompt.row.prompt_id, sample, self.batch.split)
+
+    def commit(
+        self, shard: ShardRange, completions: Sequence[Completion], info: EngineInfo, times: tuple[float, float]
+    ) -> Manifest:
+        """Commit one shard."""
+        context, batch = self.context, self.batch
+        texts = self.prompts.decode([completion.token_ids for completion in completions])
+        pairs = [(p, s) for p in range(shard.first, shard.stop) for s in range(batch.samples_per_prompt)]
+        shared = self._shared_columns(info, times)
+        rows = [
+            {
+                **shared,
+                "prompt_index": place,
+                "sample_index": sample,
+                **self._row(batch.prompts[place], sample, completion, text),
+            }
+            for (place, sample), completion, text in zip(pairs, completions, texts, strict=True)
+        ]
+        return write_rollouts(
+            context.store, context.run.name, batch.number, shard.shard, self.num_shards, rows,
+            input_fingerprint=self.fingerprint(shard, str(info.weights_hash)),
+            created_by=context.created_by,
+            split=batch.split,
+            attempt=context.request.attempt,
+            metadata={
+                "weights_hash": info.weights_hash,
+                "machine": context.machine.name,
+                "started_at": times[0],
+                "ended_at": times[1],
+                "is_batch_invariant": info.is_batch_invariant,
+            },
+        )  # fmt: skip
+
+    def _row(self, prompt: EncodedRow, sample: int, completion: Completion, text: str) -> dict[str, Any]:
+        return {
+            "prompt_id": prompt.row.prompt_id,
+            "prompt_text": prompt.text,
+            "completion_text": text,
+            "gold_answer": prompt.row.answer,
+            "prompt_token_ids": list(prompt.token_ids),
+            "completion_token_ids": list(completion.token_ids),
+            "sampler_logprobs": list(completion.logprobs),
+            "finish_reason": completion.finish_reason,
+            "seed": self.seed(prompt, sample),
+        }
+
+    def _shared_columns(self, info: EngineInfo, times: tuple[float, float]) -> dict[str, Any]:
+        context, batch = self.context, self.batch
+        return {
+            "policy_version_first": info.policy_version,
+            "policy_version_last": info.policy_version,
+            "weights_hash": info.weights_hash,
+            "temperature": batch.temperature,
+            "top_p": batch.top_p,
+            "top_k": batch.top_k or None,
+            "engine": info.name,
+            "engine_version": info.version,
+            "dtype": _NUMBER_TYPES.get(info.dtype, info.dtype),
+            "logprob_mode": info.logprob_mode,
+            "template_hash": self.prompts.template_hash,
+            "tokenizer_hash": self.prompts.tokenizer_hash,
+            "region": context.machine.region,
+            "machine": context.machine.name,
+            "gpu_type": context.machine.gpu,
+            "started_at": datetime.fromtimestamp(times[0], UTC),
+            "ended_at": datetime.fromtimestamp(times[1], UTC),
+        }
+
+
+def _known_hash(context: StageContext, version: int) -> str | None:
+    try:
+        return resolve_policy(context.home, context.run.name, version).weights_hash
+    except ObjectMissingError:
+        return None  # no longer kept

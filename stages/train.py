@@ -1,0 +1,309 @@
+"""Stage train: policy version k becomes k + 1.
+
+Writes the column family `training`, the resume point k + 1 and, last, policy version k + 1, which marks the work as
+done but is not authoritative until stage commit_policy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from stages.context import StageContext, StageOutcome
+from stages.engine_pool import SAME_ENGINE_GAP, canary_of
+from stages.engines.canary import check_canary
+from stages.engines.client import RemoteEngine
+from stages.engines.protocol import OptimizerStepMetrics, TrainingOutcome, TrainingRequest
+from stages.errors import ContractError, NumericsError, WeightMismatchError
+from stages.generate import oldest_version, run_prompts
+from stages.policy_files import checkpoint_directory, policy_at_home, policy_directory
+from stages.publish import publish_version
+from stages.rollout_shards import Shard, all_shards, find_in_regions
+from stages.sharding import shard_ranges
+from stages.training_columns import training_columns
+from stages.training_rows import PreparedRows, mini_batches, prepare_rows
+from storage.checkpoints import load_checkpoint
+from storage.documents import fingerprint
+from storage.errors import ObjectMissingError
+from storage.layout import checkpoint_folder, manifest_key, policy_folder
+from storage.manifest import find_valid
+from storage.policies import Policy, head_version
+from storage.rollout_schema import Family
+from storage.rollouts import write_family
+
+_ROLLOUT_COLUMNS: Final = (
+    "row_id", "group_id", "prompt_id", "prompt_index", "sample_index", "prompt_token_ids", "completion_token_ids",
+    "sampler_logprobs", "finish_reason", "policy_version_first", "policy_version_last", "temperature",
+)  # fmt: skip
+
+
+def run_stage(context: StageContext) -> StageOutcome:
+    """Train one iteration, or find that it was trained."""
+    k = context.iteration
+    policy = policy_to_train(context)
+    if policy is None:
+        standing = policy_at_home(context, k + 1)
+        return StageOutcome(reused=True, artefacts=_keys(context), metrics=dict(standing.manifest.metadata["training"]))
+    families = _families(context)
+    inputs = _input_fingerprint(context, policy, families)
+    found = _standing(context, inputs)
+    if found is not None:
+        return StageOutcome(reused=True, artefacts=_keys(context), metrics=dict(found.manifest.metadata["training"]))
+    _discard_unfinished(context, len(families[Family.ROLLOUTS]))
+    with context.phase("read"):
+        prepared = prepare_rows(_joined_rows(families), context.job, policy.version)
+    prompts = run_prompts(context)
+    with context.phase("engines"):
+        engine = context.engines.training(context.engines.base_directory)
+    load_version(context, engine, policy, prompts.dataset_fingerprint)
+    steps = mini_batches(prepared, context.job, context.run.seed, k)
+    context.log("train", version=k, rows=len(prepared.kept), optimizer_steps=len(steps))
+    outcome = _train(context, engine, prepared, steps)
+    metrics = training_metrics(prepared, outcome)
+    with context.phase("commit"):
+        _write_columns(context, families[Family.ROLLOUTS], prepared, outcome, inputs)
+    publish_version(
+        context,
+        engine,
+        k + 1,
+        dataset_fingerprint=prompts.dataset_fingerprint,
+        canary_rows=canary_of(policy).rows,
+        metadata={"training": metrics, "inputs": inputs, "iteration": k, "attempt": context.request.attempt},
+        is_head=False,
+    )
+    return StageOutcome(artefacts=_keys(context), metrics=metrics)
+
+
+def policy_to_train(context: StageContext) -> Policy | None:
+    """Return policy version k, or None when version k + 1 is already authoritative.
+
+    Raises:
+        ContractError: version k is not authoritative yet: an earlier iteration is missing.
+    """
+    k = context.iteration
+    head = head_version(context.home, context.run.name)
+    if head is not None and head > k:
+        return None
+    if head != k:
+        raise ContractError(
+            f"run {context.run.name}: iteration {k} trains policy version {k}, but the newest committed version is "
+            f"{head}; training is serial, finish the earlier iterations first."
+        )
+    return policy_at_home(context, k)
+
+
+def load_version(context: StageContext, engine: RemoteEngine, policy: Policy, dataset_fingerprint: str) -> None:
+    """Bring the training engine to a policy version and its resume point, unless it proves that it is there.
+
+    Raises:
+        ResumeMismatchError: the resume point belongs to another job or dataset.
+        WeightMismatchError: the loaded weights are not those of the policy.
+    """
+    record = canary_of(policy)
+    info = engine.info()
+    if info.policy_version == policy.version:
+        with context.phase("canary"):
+            try:
+                check_canary(
+                    record, engine.score(record.rows), max_gap=SAME_ENGINE_GAP, engine=engine.record.describe()
+                )
+            except WeightMismatchError:
+                context.log("the engine is at another point than its version says", version=policy.version)
+            else:
+                return
+    with context.phase("load_checkpoint"):
+        checkpoint = load_checkpoint(
+            context.home,
+            context.run.name,
+            policy.version,
+            config_hash=context.job.fingerprint,
+            dataset_fingerprint=dataset_fingerprint,
+        )
+        context.log("load", role="training", version=policy.version)
+        engine.load_checkpoint(
+            policy_directory(context, policy), checkpoint_directory(context, checkpoint), policy.version,
+            policy.weights_hash,
+        )  # fmt: skip
+        try:
+            gap = context.job.limits.canary_max_logprob_gap
+            check_canary(record, engine.score(record.rows), max_gap=gap, engine=engine.record.describe())
+        except WeightMismatchError:
+            context.engines.discard(engine)
+            raise
+
+
+def _families(context: StageContext) -> dict[Family, list[Shard]]:
+    job, k = context.job, context.iteration
+    num_shards = len(shard_ranges(job.planner.batch.prompts, job.prompts_per_shard))
+    wanted = [Family.ROLLOUTS, Family.REWARD, *([Family.REFERENCE] if job.needs_reference else [])]
+    with context.phase("find_shards"):
+        families = {family: all_shards(context, k, num_shards, family) for family in wanted}
+    _check_versions(context, families[Family.ROLLOUTS])
+    return families
+
+
+def _check_versions(context: StageContext, rollouts: Sequence[Shard]) -> None:
+    """Refuse rollouts whose weights are not those that were committed under their policy version."""
+    for shard in rollouts:
+        for version in shard.manifest.policy_versions:
+            if version < oldest_version(context.iteration, context.job.max_staleness):
+                continue  # dropped and counted row by row
+            try:
+                committed = policy_at_home(context, version).weights_hash
+            except ObjectMissingError:
+                continue  # no longer kept
+            if shard.manifest.metadata.get("weights_hash") not in (committed, None):
+                raise WeightMismatchError(
+                    f"{shard.manifest.key} says policy version {version} with weights "
+                    f"{str(shard.manifest.metadata.get('weights_hash'))[:12]}, but {committed[:12]} are committed "
+                    "under that version; repeat stage generate.",
+                    version=version,
+                )
+
+
+def _input_fingerprint(context: StageContext, policy: Policy, families: Mapping[Family, Sequence[Shard]]) -> str:
+    digests = {family.value: [shard.manifest.content_digest for shard in shards] for family, shards in families.items()}
+    # The number of rollout shards changes neither rows nor order, but the digests are per shard.
+    return fingerprint("train", context.job.fingerprint, context.iteration, policy.weights_hash, digests)
+
+
+def _standing(context: StageContext, inputs: str) -> Policy | None:
+    """Return policy version k + 1 if an earlier attempt at the same inputs finished it."""
+    run, version = context.run.name, context.iteration + 1
+    for folder in (policy_folder(run, version), checkpoint_folder(run, version)):
+        if find_valid(context.home, folder) is None:
+            return None
+    policy = policy_at_home(context, version)
+    return policy if policy.manifest.metadata.get("inputs") == inputs else None
+
+
+def _discard_unfinished(context: StageContext, num_shards: int) -> None:
+    """Unpublish what an attempt that died left beyond the head; nobody can have relied on it."""
+    run, version = context.run.name, context.iteration + 1
+    keys = [manifest_key(policy_folder(run, version)), manifest_key(checkpoint_folder(run, version))]
+    for key in keys:
+        if context.home.delete(key):
+            context.log("discard", key=key)
+    for shard in range(num_shards):
+        found = _training_shard(context, shard)
+        if found is not None:
+            found.store.delete(found.manifest.key)
+
+
+def _training_shard(context: StageContext, shard: int) -> Shard | None:
+    return find_in_regions(context, context.iteration, shard, Family.TRAINING)
+
+
+def _joined_rows(families: Mapping[Family, Sequence[Shard]]) -> list[dict[str, Any]]:
+    """Return the rows of all shards with the columns of the other families, by (prompt_index, sample_index)."""
+    columns = {
+        Family.ROLLOUTS: _ROLLOUT_COLUMNS,
+        Family.REWARD: ("row_id", "reward", "reward_status"),
+        Family.REFERENCE: ("row_id", "reference_logprobs"),
+    }
+    rows: dict[str, dict[str, Any]] = {}
+    for family, shards in families.items():
+        for shard in shards:
+            for row in shard.rows(family, columns[family]):
+                if family is Family.ROLLOUTS:
+                    rows[row["row_id"]] = row
+                elif row["row_id"] in rows:
+                    rows[row["row_id"]].update(row)
+    incomplete = [row_id for row_id, row in rows.items() if "reward_status" not in row]
+    if incomplete:
+        raise ObjectMissingError(
+            f"{len(incomplete)} rollouts have no reward row, first {incomplete[0]}; repeat stage infer."
+        )
+    return sorted(rows.values(), key=lambda row: (row["prompt_index"], row["sample_index"]))
+
+
+def _train(
+    context: StageContext, engine: RemoteEngine, prepared: PreparedRows, steps: Sequence[Sequence[int]]
+) -> TrainingOutcome | None:
+    """Make the optimizer steps; None when no row has a signal and so none is made."""
+    if not steps:
+        return None
+    job = context.job
+    request = TrainingRequest(
+        rows=prepared.training_rows(),
+        mini_batches=steps,
+        grpo=job.grpo,
+        correction=job.correction,
+        optimizer=job.optimizer,
+        total_optimizer_steps=job.iterations * job.optimizer_steps_per_iteration,
+        micro_batch_tokens=job.planner.training.micro_batch_size * job.planner.lengths.total,
+        max_non_finite_steps=job.limits.non_finite_steps,
+        max_response_tokens=job.planner.lengths.response,
+    )
+    try:
+        with context.phase("train"):
+            outcome = engine.train(request)
+    except NumericsError as error:
+        path = _dump(context, prepared, error.attributes.get("row_ids", ()))
+        raise NumericsError(f"{error}; the rows are in {path}", **{**error.attributes, "dump": str(path)}) from error
+    if outcome.skipped_row_ids:
+        path = _dump(context, prepared, outcome.skipped_row_ids)
+        context.log("skipped optimizer steps", rows=len(outcome.skipped_row_ids), dump=path)
+    return outcome
+
+
+def _dump(context: StageContext, prepared: PreparedRows, row_ids: Sequence[str]) -> Path:
+    wanted = set(row_ids)
+    folder = context.state_dir / "dumps" / context.run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"non-finite-{context.iteration}-{context.request.attempt}.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for place, row in enumerate(prepared.rows):
+            if row["row_id"] in wanted:
+                file.write(json.dumps({**row, "advantage": prepared.advantage(place)}) + "\n")
+    return path
+
+
+def training_metrics(prepared: PreparedRows, outcome: TrainingOutcome | None) -> dict[str, JsonValue]:
+    """Return counts, the staleness histogram and the metrics of every optimizer step."""
+    histogram: dict[str, JsonValue] = {}
+    for age in sorted(set(prepared.staleness)):
+        histogram[str(age)] = list(prepared.staleness).count(age)
+    steps = [] if outcome is None else [_step_document(step) for step in outcome.steps]
+    counts: dict[str, JsonValue] = {**prepared.counts()}
+    return {"counts": counts, "staleness": histogram, "optimizer_steps": [*steps]}
+
+
+def _step_document(step: OptimizerStepMetrics) -> dict[str, JsonValue]:
+    values: dict[str, JsonValue] = {
+        name: value if isfinite(value) else None for name, value in sorted(step.values.items())
+    }
+    return {
+        "optimizer_step": step.optimizer_step,
+        "is_skipped": float(step.is_skipped),
+        "num_rows": step.num_rows,
+        "num_tokens": step.num_tokens,
+        **values,
+    }
+
+
+def _write_columns(
+    context: StageContext,
+    rollouts: Sequence[Shard],
+    prepared: PreparedRows,
+    outcome: TrainingOutcome | None,
+    inputs: str,
+) -> None:
+    columns = training_columns(prepared, outcome, context.job.correction, context.iteration)
+    for index, shard in enumerate(rollouts):
+        ids = [row["row_id"] for row in shard.rows(Family.ROLLOUTS, ("row_id",))]
+        write_family(
+            shard.store, context.run.name, context.iteration, Family.TRAINING, index, len(rollouts),
+            [columns[row_id] for row_id in ids], input_fingerprint=fingerprint("training", inputs, index),
+            created_by=context.created_by, attempt=context.request.attempt,
+        )  # fmt: skip
+
+
+def _keys(context: StageContext) -> tuple[str, ...]:
+    run, version = context.run.name, context.iteration + 1
+    return (manifest_key(policy_folder(run, version)), manifest_key(checkpoint_folder(run, version)))

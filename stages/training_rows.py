@@ -1,0 +1,163 @@
+"""From committed rollouts to what the trainer gets: staleness, advantages, dropped rows, mini-batches.
+
+Everything here is a function of committed data and the job; the order of rows and mini-batches depends on identities
+only, never on shards or placement.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from stages.engines.protocol import TrainingRow
+from stages.errors import StaleRolloutError
+from stages.rl.advantages import estimate_advantages
+from stages.rl.group_advantages import Advantages
+from stages.rl.overlong import soft_overlong_penalty
+from stages.spec.job import TrainingJob
+from storage.rollout_schema import FinishReason
+
+STALE: Final = "stale"
+ABORTED: Final = "aborted"
+NO_REWARD: Final = "no_reward"
+ZERO_VARIANCE: Final = "zero_variance"
+"""Why a row is left out of training; values of the column `dropped_reason`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRows:
+    """Rows of an iteration with everything that training decided about them."""
+
+    rows: Sequence[Mapping[str, Any]]
+    """Joined rows of the families, by (prompt_index, sample_index). [N]"""
+    reasons: Sequence[str | None]
+    """Why each row is left out; None = it is trained on. [N]"""
+    staleness: Sequence[int]
+    """Trained policy version minus the version that sampled the first token. [N]"""
+    advantages: Advantages
+    """Advantages and group counts. [N]"""
+
+    @property
+    def kept(self) -> list[int]:
+        """Places of the rows that are trained on, in order."""
+        return [place for place, reason in enumerate(self.reasons) if reason is None]
+
+    def advantage(self, place: int) -> float | None:
+        """Advantage of a row; None when it is left out."""
+        return None if self.reasons[place] is not None else float(self.advantages.values[place])
+
+    def counts(self) -> dict[str, int]:
+        """Rows, kept rows, rows left out by reason, groups by kind."""
+        by_reason = Counter(reason for reason in self.reasons if reason is not None)
+        return {
+            "rows": len(self.rows),
+            "rows_trained": len(self.kept),
+            **{f"dropped_{name}": by_reason[name] for name in (STALE, ABORTED, NO_REWARD, ZERO_VARIANCE)},
+            "groups": self.advantages.num_groups,
+            "groups_zero_variance": self.advantages.num_zero_variance_groups,
+            "groups_empty": self.advantages.num_empty_groups,
+        }
+
+    def training_rows(self) -> list[TrainingRow]:
+        """Return the kept rows as the engine takes them, [K]."""
+        return [
+            TrainingRow(
+                row_id=row["row_id"],
+                prompt_token_ids=row["prompt_token_ids"],
+                completion_token_ids=row["completion_token_ids"],
+                advantage=float(self.advantages.values[place]),
+                sampler_logprobs=row["sampler_logprobs"],
+                temperature=row["temperature"],
+                reference_logprobs=row.get("reference_logprobs"),
+            )
+            for place in self.kept
+            for row in (self.rows[place],)
+        ]
+
+
+def prepare_rows(rows: Sequence[Mapping[str, Any]], job: TrainingJob, version: int) -> PreparedRows:
+    """Decide which rows are trained on and with which advantage.
+
+    Args:
+        rows: Joined rows of an iteration, by (prompt_index, sample_index).
+        job: The job.
+        version: Policy version that training starts from; the age of a rollout is counted here, at consumption.
+
+    Raises:
+        StaleRolloutError: a rollout is of a later version, or every one is too old.
+    """
+    staleness = [version - int(row["policy_version_first"]) for row in rows]
+    _check_ages(staleness, job.max_staleness, version)
+    early = [_early_reason(row, age, job.max_staleness) for row, age in zip(rows, staleness, strict=True)]
+    has_reward = [row["reward"] is not None for row in rows]
+    valid = np.array([reason is None and has for reason, has in zip(early, has_reward, strict=True)], dtype=np.bool_)
+    lengths = np.array([len(row["completion_token_ids"]) for row in rows], dtype=np.int64)
+    penalty = soft_overlong_penalty(
+        lengths,
+        max_response_tokens=job.planner.lengths.response,
+        buffer_tokens=job.grpo.overlong_buffer_tokens,
+        factor=job.grpo.overlong_factor,
+    )
+    rewards = np.array([0.0 if row["reward"] is None else row["reward"] for row in rows], dtype=np.float64) + penalty
+    groups = [str(row["group_id"]) for row in rows]
+    advantages = estimate_advantages(rewards, valid, groups, job.grpo.advantage)
+    reasons: list[str | None] = []
+    for place, reason in enumerate(early):
+        if reason is not None:
+            reasons.append(reason)
+        elif not valid[place]:
+            reasons.append(NO_REWARD)
+        elif job.grpo.drop_zero_variance_groups and advantages.zero_variance[place]:
+            reasons.append(ZERO_VARIANCE)
+        else:
+            reasons.append(None)
+    return PreparedRows(rows=rows, reasons=reasons, staleness=staleness, advantages=advantages)
+
+
+def mini_batches(prepared: PreparedRows, job: TrainingJob, seed: int, iteration: int) -> list[list[int]]:
+    """Return the rows of every optimizer step, as indices into `prepared.training_rows()`, epochs unrolled.
+
+    Whole prompt groups are dealt to mini-batches in an order drawn anew in each epoch from (seed, iteration, epoch).
+    A mini-batch in which no row is kept makes no optimizer step.
+    """
+    index_of = {place: index for index, place in enumerate(prepared.kept)}
+    groups: dict[int, list[int]] = {}
+    for place, row in enumerate(prepared.rows):
+        groups.setdefault(int(row["prompt_index"]), []).append(place)
+    prompts = sorted(groups)
+    count = job.grpo.num_mini_batches
+    size = -(-len(prompts) // count)
+    steps: list[list[int]] = []
+    for epoch in range(job.grpo.num_epochs):
+        order = np.random.default_rng([seed, iteration, epoch]).permutation(len(prompts)).tolist()
+        for first in range(0, len(prompts), size):
+            places = [place for p in order[first : first + size] for place in groups[prompts[p]]]
+            steps.append([index_of[place] for place in places if place in index_of])
+    return [step for step in steps if step]
+
+
+def _check_ages(staleness: Sequence[int], limit: int, version: int) -> None:
+    youngest, oldest = min(staleness), max(staleness)
+    if youngest < 0:
+        raise StaleRolloutError(
+            f"a rollout was sampled from policy version {version - youngest}, but training starts from version "
+            f"{version}: the iteration was committed before; do not repeat it.",
+            version=version,
+        )
+    if youngest > limit:
+        raise StaleRolloutError(
+            f"every rollout lags {youngest} to {oldest} policy versions behind version {version}, but max_staleness is "
+            f"{limit}; repeat stage generate.",
+            version=version,
+            staleness=youngest,
+        )
+
+
+def _early_reason(row: Mapping[str, Any], age: int, limit: int) -> str | None:
+    if row["finish_reason"] == FinishReason.ABORT:
+        return ABORTED
+    return STALE if age > limit else None
