@@ -18,7 +18,11 @@ from plans.errors import PlanningError, SpecError
 from stages.errors import StageError
 from storage.errors import InvalidInputError, StorageError
 
-GROUPS: Final[tuple[tuple[str, str | None], ...]] = (("cli.deployment", None),)
+GROUPS: Final[tuple[tuple[str, str | None], ...]] = (
+    ("cli.deployment", None),
+    ("cli.run", None),
+    ("cli.resume", None),
+)
 """Module and the name under which its commands stand; None puts them beside `motley up`."""
 
 

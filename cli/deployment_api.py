@@ -65,32 +65,44 @@ class AirflowApi:
         """Return the errors of DAG files."""
         return list((self._get("/api/v2/importErrors") or {}).get("import_errors", []))
 
-    def reparse(self, file_token: str) -> None:
-        """Ask for a DAG file to be parsed soon."""
-        self._send("PUT", f"/api/v2/parseDagFile/{file_token}", allowed=(_CONFLICT,))
-
     def set_paused(self, dag_id: str, *, is_paused: bool) -> None:
         """Pause or unpause a DAG."""
         self._send("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": is_paused})
 
-    def dag_runs(self, dag_id: str) -> list[dict[str, Any]]:
-        """Return all DAG runs of a DAG, by logical date."""
+    def dag_runs(self, dag_id: str, states: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+        """Return the DAG runs of a DAG by logical date: all, or those in one of some states."""
         found: list[dict[str, Any]] = []
         while True:
-            query = {"limit": _PAGE, "offset": len(found), "order_by": "logical_date"}
+            query: dict[str, Any] = {
+                "limit": _PAGE,
+                "offset": len(found),
+                "order_by": "logical_date",
+                "state": list(states),
+            }
             page = self._get(f"/api/v2/dags/{dag_id}/dagRuns", params=query)
             found += [] if page is None else page["dag_runs"]
             if page is None or not page["dag_runs"] or len(found) >= page["total_entries"]:
                 return found
 
+    def count_runs(self, dag_id: str, state: str) -> int:
+        """Return the number of DAG runs in a state."""
+        page = self._get(f"/api/v2/dags/{dag_id}/dagRuns", params={"limit": 1, "state": state})
+        return 0 if page is None else int(page["total_entries"])
+
+    def last_error_lines(self, dag_id: str, dag_run_id: str, task: dict[str, Any]) -> list[str]:
+        """Return the error message of a task's last try from its log; empty when the log can't be read."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{dag_run_id}/taskInstances/{task['task_id']}/logs/{task['try_number']}"
+        try:
+            content = (self._get(path, params={"full_content": True}) or {}).get("content", [])
+        except DeploymentError:
+            return []
+        details = [d for event in content if isinstance(event, dict) for d in event.get("error_detail") or []]
+        return [f"{detail.get('exc_type')}: {detail.get('exc_value')}" for detail in details[-1:]]
+
     def task_instances(self, dag_id: str, dag_run_id: str) -> list[dict[str, Any]]:
         """Return the task instances of one DAG run."""
         page = self._get(f"/api/v2/dags/{dag_id}/dagRuns/{dag_run_id}/taskInstances", params={"limit": _PAGE})
         return [] if page is None else list(page["task_instances"])
-
-    def set_run_state(self, dag_id: str, dag_run_id: str, state: str) -> None:
-        """Set the state of a DAG run."""
-        self._send("PATCH", f"/api/v2/dags/{dag_id}/dagRuns/{dag_run_id}", json={"state": state})
 
     def active_backfills(self, dag_id: str) -> list[dict[str, Any]]:
         """Return the backfills of a DAG that have not completed."""
@@ -101,14 +113,20 @@ class AirflowApi:
         """Cancel a backfill; its unstarted runs are marked failed."""
         self._send("PUT", f"/api/v2/backfills/{backfill_id}/cancel", allowed=(_CONFLICT,))
 
-    def backfill_iteration(self, dag_id: str, iteration: int) -> dict[str, Any]:
-        """Run one iteration again (or for the first time), in a slot of its own."""
+    def backfill_iteration(self, dag_id: str, iteration: int, *, is_success_redone: bool = False) -> dict[str, Any]:
+        """Run one iteration again (or for the first time), in a slot of its own.
+
+        Args:
+            dag_id: DAG.
+            iteration: Iteration.
+            is_success_redone: Whether a DAG run that stands as successful is run again too.
+        """
         date = logical_date_of(iteration).isoformat()
         body = {
             "dag_id": dag_id,
             "from_date": date,
             "to_date": date,
-            "reprocess_behavior": "failed",
+            "reprocess_behavior": "completed" if is_success_redone else "failed",
             "max_active_runs": 1,
             "run_on_latest_version": True,
         }
@@ -136,7 +154,8 @@ class AirflowApi:
                 answer = self._client.request(method, path, params=params, json=json)
         except httpx.HTTPError as error:
             raise DeploymentError(
-                f"Airflow at {self._client.base_url} does not answer {method} {path} ({type(error).__name__}: {error}); look at "
+                f"Airflow at {self._client.base_url} does not answer {method} {path} ({type(error).__name__}: "
+                f"{error}); look at "
                 "`motley status`."
             ) from error
         if answer.is_error and answer.status_code not in allowed:
@@ -149,7 +168,8 @@ class AirflowApi:
         answer = self._client.get("/auth/token")
         if answer.is_error:
             raise DeploymentError(
-                f"Airflow at {self._client.base_url} gives no token (status {answer.status_code}); is it a deployment of Motley?"
+                f"Airflow at {self._client.base_url} gives no token (status {answer.status_code}); is it a "
+                "deployment of Motley?"
             )
         self._client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
         self._has_token = True

@@ -44,7 +44,8 @@ def check_home(home: MotleyHome) -> None:
     free_bytes = shutil.disk_usage(home.path).free
     if free_bytes < MIN_FREE_BYTES:
         raise DeploymentError(
-            f"{home.path} has {free_bytes / 1e9:.2f} GB left, but {MIN_FREE_BYTES / 1e9:.0f} GB are needed; free some space or set "
+            f"{home.path} has {free_bytes / 1e9:.2f} GB left, but {MIN_FREE_BYTES / 1e9:.0f} GB are needed; free "
+            "some space or set "
             "MOTLEY_HOME to another disk."
         )
 
@@ -59,7 +60,8 @@ def airflow_python(environment: Mapping[str, str]) -> tuple[str, str]:
     done = _run([python, "-c", _VERSION_SCRIPT])
     if done is None or done.returncode != 0:
         raise DeploymentError(
-            f"{python} has no Airflow; run `make env`, or set {AIRFLOW_PYTHON_VARIABLE} to an interpreter that has apache-airflow."
+            f"{python} has no Airflow; run `make env`, or set {AIRFLOW_PYTHON_VARIABLE} to an interpreter that has "
+            "apache-airflow."
         )
     if not DAGS_DIR.is_dir():
         raise DeploymentError(
@@ -78,7 +80,8 @@ def engines_python(environment: Mapping[str, str], recorded: str | None) -> str:
     named = environment.get(ENGINES_PYTHON_VARIABLE) or recorded or (str(beside) if beside.exists() else None)
     if named is None:
         raise DeploymentError(
-            f"no interpreter for the engines is known; run `make env`, or set {ENGINES_PYTHON_VARIABLE} to one that has torch, "
+            f"no interpreter for the engines is known; run `make env`, or set {ENGINES_PYTHON_VARIABLE} to one that "
+            "has torch, "
             "transformers and Motley."
         )
     done = _run([named, "-c", "import stages.contract"])
@@ -114,7 +117,8 @@ def check_airflow_home(home: MotleyHome, version: str) -> bool:
         ) from error
     if is_newer:
         raise DeploymentError(
-            f"{folder} was made by Airflow {recorded}, which is newer than {version}; install that version, or move the folder "
+            f"{folder} was made by Airflow {recorded}, which is newer than {version}; install that version, or move "
+            "the folder "
             "away (the runs' data is not in it)."
         )
     return recorded != version or not (folder / "airflow.db").exists()

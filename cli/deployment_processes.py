@@ -1,6 +1,7 @@
-"""Finding and ending the processes of a deployment: by recorded pid and start time, and by the mark in their environment.
+"""Finding and ending the processes of a deployment: by recorded pid and start time, and by their environment's mark.
 
-The mark reaches what no record knows: children of a scheduler that was killed, stage processes whose starter died, engines.
+The mark reaches what no record knows: children of a scheduler that was killed, stage processes whose starter died,
+engines.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ def read_record(file: Path) -> DeploymentRecord | None:
         return None
     except (OSError, ValidationError) as error:
         raise DeploymentError(
-            f"{file} can't be read as a deployment record ({_first_line(error)}); move it away and run `motley up` again."
+            f"{file} can't be read as a deployment record ({_first_line(error)}); move it away and run `motley up` "
+            "again."
         ) from error
 
 

@@ -1,7 +1,7 @@
 """How the embedded Airflow is configured: SQLite, LocalExecutor, loopback, and the pace of the scheduler.
 
-Everything goes through the environment of its processes; no configuration file is edited. Settings of another Airflow in the
-caller's environment are dropped.
+Everything goes through the environment of its processes; no configuration file is edited. Settings of another Airflow
+in the caller's environment are dropped.
 """
 
 from __future__ import annotations

@@ -150,11 +150,13 @@ def _migrate(record: DeploymentRecord, home: MotleyHome, settings: Mapping[str, 
     with log_file(home, "db-migrate").open("ab") as log:
         done = subprocess.run(
             [record.airflow_python, "-m", "airflow", "db", "migrate"],
-            env=dict(settings), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False, cwd=home.path,
+            env=dict(settings), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            check=False, cwd=home.path,
         )  # fmt: skip
     if done.returncode != 0:
         raise DeploymentError(
-            f"Airflow's database {home.airflow_dir / 'airflow.db'} can't be prepared (exit code {done.returncode}); see "
+            f"Airflow's database {home.airflow_dir / 'airflow.db'} can't be prepared (exit code {done.returncode}); "
+            "see "
             f"{log_file(home, 'db-migrate')}:\n{_tail(log_file(home, 'db-migrate'))}"
         )
 
@@ -177,7 +179,8 @@ def _failure(dead: list[str], states: Mapping[str, str | None], home: MotleyHome
         )
     waiting = [name for name, state in states.items() if state != "healthy"]
     return (
-        f"Airflow's {', '.join(waiting)} did not become healthy within {START_TIMEOUT_S:.0f} s; all was stopped again; see the logs "
+        f"Airflow's {', '.join(waiting)} did not become healthy within {START_TIMEOUT_S:.0f} s; all was stopped "
+        "again; see the logs "
         f"in {log_file(home, 'any').parent}."
     )
 

@@ -1,4 +1,4 @@
-"""What commands print: the result on standard output (text, or one JSON document), everything else on standard error."""
+"""What commands print: the result on standard output (text or one JSON document), the rest on standard error."""
 
 from __future__ import annotations
 

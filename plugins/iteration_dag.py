@@ -4,8 +4,9 @@
 prepare, profile.<queue>... -> plan -> wait_for_policy -> generate.<queue>... -> infer.<queue>... [-> wait_for_turn]
     -> train.<queue>... -> commit_policy -> sync.<region>... -> evaluate -> report
 ```
-Every machine has its row per stage from the start; re-planning changes data, never the DAG. Joins run after skipped rows
-(`none_failed`), so that a row without work never skips the training behind it. The same entry gives the same serialised DAG.
+Every machine has its row per stage from the start; re-planning changes data, never the DAG. Joins run after skipped
+rows (`none_failed`), so that a row without work never skips the training behind it. The same entry gives the same
+serialised DAG.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,13 @@ DEFAULT_PRIORITY = 10
 _DOC = """\
 # Training run `{run}`
 
-One DAG run is one RL iteration; iteration *k* has the logical date 2000-01-01T00:00Z + *k* minutes and trains policy version
+One DAG run is one RL iteration; iteration *k* has the logical date 2000-01-01T00:00Z + *k* minutes and trains policy
+version
 *k + 1* from version *k*. The committed data under `{root}/{run}` is the authority, not the colours of this grid.
 
 * **Pause and go on**: pause or unpause the DAG.
-* **After a failure or a crash**: `motley resume {run}`. It retries the failed iterations in order, each as a backfill of one
-  iteration (clearing a failed run can deadlock with `max_active_runs`).
+* **After a failure or a crash**: `motley resume {run}`. It retries the failed iterations in order, each as a backfill
+  of one iteration (clearing a failed run can deadlock with `max_active_runs`).
 * **Clear a task**: the stage runs again and takes what is committed; nothing is trained twice.
 """
 
@@ -55,7 +58,8 @@ def build_run_dags(files: Iterable[Path], wanted: str | None = None) -> dict[str
         files: Entry files, named after their runs.
         wanted: The one DAG that is needed (a task is about to run), or None for all.
 
-    An unusable entry is logged and left out: its run stops, and `motley status` says why; raising would stop all others too.
+    An unusable entry is logged and left out: its run stops, and `motley status` says why; raising would stop all others
+    too.
     """
     dags = {}
     for file in files:
@@ -83,7 +87,8 @@ def build_run_dag(entry: RunEntry) -> DAG:
         # The failure pauses the DAG in its own transaction, so that no later iteration starts. Without effect in async
         # mode, where a later one runs already; there the gates hold it.
         max_consecutive_failed_dag_runs=1 if is_sync else 0,
-        allowed_run_types=["scheduled", "backfill"],
+        # The DAG converts names to its enum, which is not public.
+        allowed_run_types=["scheduled", "backfill"],  # type: ignore[list-item]
         default_args={
             "owner": "motley",
             "retries": RETRIES,
@@ -115,7 +120,7 @@ def _wire(entry: RunEntry) -> None:
         [rows.once(StageName.REPORT)],
     ]
     present = [step for step in steps if step]
-    for upstream, downstream in zip(present, present[1:], strict=False):
+    for upstream, downstream in pairwise(present):
         for operator in downstream:
             operator.set_upstream(upstream)
 

@@ -1,7 +1,7 @@
 """The gate of an iteration: it opens when the policy version that the iteration needs is committed.
 
-Airflow's own ordering (`depends_on_past`, `max_active_runs`) is not trusted: a skipped task satisfies it, backfills have
-their own budget, operators can mark anything. The head of the policy log in the object store is the authority.
+Airflow's own ordering (`depends_on_past`, `max_active_runs`) is not trusted: a skipped task satisfies it, backfills
+have their own budget, operators can mark anything. The head of the policy log in the object store is the authority.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class PolicyGateOperator(BaseOperator):
             raise StageError(f"the policy head of run {self.run_name} in {self.root} can't be read: {event['error']}")
         if not event["is_reached"]:
             raise DeadlineError(
-                f"policy version {needed} of run {self.run_name} was not committed within {self.deadline_s:g} s (the head is "
+                f"policy version {needed} of run {self.run_name} was not committed within {self.deadline_s:g} s "
+                "(the head is "
                 f"{event['version']}); look at the iteration that trains it, then run `motley resume {self.run_name}`",
                 needed=needed,
                 found=event["version"],
@@ -92,5 +93,5 @@ class PolicyGateOperator(BaseOperator):
         return int(event["version"])
 
     def version_needed(self, iteration: int) -> int:
-        """Return the policy version that an iteration waits for; the first ones wait for version 0, the initial policy."""
+        """Return the policy version that an iteration waits for; the first ones wait for the initial policy, 0."""
         return max(0, iteration - self.max_lag)

@@ -17,8 +17,8 @@ from storage.store import open_store
 class PolicyVersionTrigger(BaseTrigger):
     """Fires when a run's head policy has at least a version, or when the deadline passed.
 
-    Reads the committed data and nothing else. The event's payload is `{"version": int | None, "is_reached": bool}`; an error
-    of the store that will not go away by itself comes as `{"error": sentence}`.
+    Reads the committed data and nothing else. The event's payload is `{"version": int | None, "is_reached": bool}`; an
+    error of the store that will not go away by itself comes as `{"error": sentence}`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PolicyVersionTrigger(BaseTrigger):
             poll_interval_s: Seconds between two looks.
             storage_options: Options for opening the store.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's class has no annotations
         self.run_name = run
         self.root = root
         self.version = version
@@ -72,13 +72,13 @@ class PolicyVersionTrigger(BaseTrigger):
             except TransientStorageError as error:
                 self.log.warning("head of run %s can't be read now: %s", self.run_name, error)
             except Exception as error:  # noqa: BLE001 - the triggerer's edge: the waiting task gets the sentence
-                yield TriggerEvent({"error": f"{type(error).__name__}: {error}"})
+                yield _event({"error": f"{type(error).__name__}: {error}"})
                 return
             if found is not None and found >= self.version:
-                yield TriggerEvent({"version": found, "is_reached": True})
+                yield _event({"version": found, "is_reached": True})
                 return
             if time.time() >= self.deadline_at:
-                yield TriggerEvent({"version": found, "is_reached": False})
+                yield _event({"version": found, "is_reached": False})
                 return
             await asyncio.sleep(self.poll_interval_s)
 
@@ -86,3 +86,7 @@ class PolicyVersionTrigger(BaseTrigger):
 def read_head_version(root: str, run: str, storage_options: dict[str, Any]) -> int | None:
     """Return the authoritative policy version of a run, None when it has no policy yet."""
     return head_version(open_store(root, **storage_options), run)
+
+
+def _event(payload: dict[str, Any]) -> TriggerEvent:
+    return TriggerEvent(payload)  # type: ignore[no-untyped-call]  # Airflow's class has no annotations

@@ -19,8 +19,8 @@ _ROOTS: Final = (StageError, StorageError, PlanningError)
 def error_of(failure: StageFailure) -> Exception:
     """Return an exception of the recorded class with the recorded message and attributes.
 
-    A class that is none of Motley's becomes `EngineUnavailableError` where the stage said that another attempt can succeed
-    (it was ended from outside), else `StageError`.
+    A class that is none of Motley's becomes `EngineUnavailableError` where the stage said that another attempt can
+    succeed (it was ended from outside), else `StageError`.
     """
     module, _, name = failure.type.rpartition(".")
     found = getattr(importlib.import_module(module), name, None) if module in _MODULES else None

@@ -1,8 +1,8 @@
 """The operator of every stage: it starts a detached stage process, follows it and takes over its outcome.
 
-The process outlives the task: after the death of a worker, the scheduler or the whole deployment the next try finds it by its
-job folder and re-attaches. What was done is decided by the committed data, never by a finished task: a cleared task or
-another try starts the stage again, which finds its artefacts and reports `reused`.
+The process outlives the task: after the death of a worker, the scheduler or the whole deployment the next try finds it
+by its job folder and re-attaches. What was done is decided by the committed data, never by a finished task: a cleared
+task or another try starts the stage again, which finds its artefacts and reports `reused`.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ class StageOperator(BaseOperator):
             if time.time() > started_at + self.entry.stage_deadline_s + DEADLINE_MARGIN_S:
                 attempt.end()
                 raise DeadlineError(
-                    f"stage {self.stage} did not end within {self.entry.stage_deadline_s:g} s and was ended; see {attempt.log_file}",
+                    f"stage {self.stage} did not end within {self.entry.stage_deadline_s:g} s and was ended; "
+                    f"see {attempt.log_file}",
                     log=str(attempt.log_file),
                 )
             time.sleep(POLL_INTERVAL_S)
@@ -165,7 +166,8 @@ class StageOperator(BaseOperator):
             self.log.info("%s", line)
         if result is None:
             raise EngineUnavailableError(
-                f"stage process {attempt.pid()} of {self.task_id} {attempt.exit_status()} and left no result; its log is "
+                f"stage process {attempt.pid()} of {self.task_id} {attempt.exit_status()} and left no result; its "
+                "log is "
                 f"{attempt.log_file}; another try starts it again and keeps what was committed",
                 log=str(attempt.log_file),
             )
@@ -174,8 +176,10 @@ class StageOperator(BaseOperator):
     def _check(self, result: StageResult, request: StageRequest) -> None:
         if result.fingerprint != request.fingerprint():
             raise ContractError(
-                f"the result of {self.task_id} answers another request (fingerprint {result.fingerprint[:16]}, asked was "
-                f"{request.fingerprint()[:16]}); the engines' interpreter may have another version of Motley than Airflow's"
+                f"the result of {self.task_id} answers another request (fingerprint {result.fingerprint[:16]}, "
+                "asked was "
+                f"{request.fingerprint()[:16]}); the engines' interpreter may have another version of Motley than "
+                "Airflow's"
             )
         if (result.status is StageStatus.FAILED) is not (result.error is not None):
             raise ContractError(f"the result of {self.task_id} says {result.status} but its error is {result.error!r}")

@@ -1,9 +1,9 @@
 """The timetable of a training run: iteration k is the DAG run whose logical date is `EPOCH + k * STEP`.
 
-All dates lie in the past, so with catch-up the scheduler creates the next iteration whenever `max_active_runs` leaves room,
-and goes on from the last one after a crash. Core-side code: loaded by the scheduler, the DAG processor, the API server and
-the triggerer through the plugin entry point. It never raises for a state that the database may hold: an exception here makes
-the DAG stop without a word (reference: Airflow 3.3.2, `next_dagrun_info` in the DAG processor).
+All dates lie in the past, so with catch-up the scheduler creates the next iteration whenever `max_active_runs` leaves
+room, and goes on from the last one after a crash. Core-side code: loaded by the scheduler, the DAG processor, the API
+server and the triggerer through the plugin entry point. It never raises for a state that the database may hold: an
+exception here makes the DAG stop without a word (reference: Airflow 3.3.2, `next_dagrun_info` in the DAG processor).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class IterationTimetable(Timetable):
         data_interval: DataInterval | None,
         **extra: Any,  # noqa: ANN401 - signature of the base class
     ) -> str:
-        """Return a run id that people can read, e.g. `scheduled__demo.iter-000003`; nothing is ever read back from it."""
+        """Return a run id for people, e.g. `scheduled__demo.iter-000003`; nothing is ever read back from it."""
         if data_interval is None:
             return super().generate_run_id(run_type=run_type, run_after=run_after, data_interval=data_interval, **extra)
         return f"{run_type.value}__{self.run}.iter-{_iteration_at_or_before(data_interval.start):06d}"

@@ -1,6 +1,7 @@
 """Where one deployment of Motley keeps its local files, and the clock that turns iterations into logical dates.
 
-Shared by the command line (which writes these files) and the Airflow side (which reads them); neither imports the other.
+Shared by the command line (which writes these files) and the Airflow side (which reads them); neither imports the
+other.
 
 ```
 <home>/deployment.json        what `motley up` started
@@ -102,7 +103,8 @@ def iteration_of(logical_date: datetime | None) -> int:
     """
     if logical_date is None:
         raise ValueError(
-            "the DAG run has no logical date, so it is no iteration; runs of this DAG come from its schedule or a backfill"
+            "the DAG run has no logical date, so it is no iteration; runs of this DAG come from its schedule or a "
+            "backfill"
         )
     # Through time stamps: Airflow hands over pendulum dates, whose differences don't divide by a timedelta.
     number, rest = divmod(datetime.fromtimestamp(logical_date.timestamp(), UTC) - EPOCH, STEP)

@@ -10,8 +10,8 @@ whoever comes later (the retry of a task, a new scheduler after a crash) finds w
     attempt-001/      request.json  starter.json  pid  log.txt  result.json
     attempt-002/      ...
 ```
-A process runs in a session of its own and outlives its starter. It is known by its pid together with its command line, which
-names the attempt's request file, so a recycled pid is never taken for it.
+A process runs in a session of its own and outlives its starter. It is known by its pid together with its command line,
+which names the attempt's request file, so a recycled pid is never taken for it.
 """
 
 from __future__ import annotations

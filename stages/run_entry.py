@@ -42,7 +42,7 @@ class RunEntry(_Document):
     roots: dict[str, str]
     """Object-store root (fsspec URL) by region."""
     machines: tuple[MachineEntry, ...] = Field(min_length=1)
-    """Machines in cluster order. The first one does what is done once per iteration (plan, commit, evaluate, report)."""
+    """Machines in cluster order; the first does what is done once per iteration (plan, commit, evaluate, report)."""
     iterations: int = Field(ge=1)
     """Iterations of the run; raising it extends the run."""
     max_staleness: int = Field(default=0, ge=0)

@@ -1,0 +1,137 @@
+"""`motley resume RUN`: continue a run after any interruption. Idempotent.
+
+The committed data says how far the run is; Airflow's states only say which DAG runs must be run again. A failed
+iteration is retried as a backfill of one iteration, which has a slot of its own: clearing it can deadlock with
+`max_active_runs`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated
+
+import typer
+
+from cli.deployment import HomeOption, JsonOption, home_of
+from cli.deployment_api import AirflowApi
+from cli.deployment_start import bring_up
+from cli.errors import DeploymentError, InputError, RunFailedError
+from cli.follow import RunFollower, run_iteration
+from cli.follow_view import follow
+from cli.output import Output
+from cli.run_lookup import RUN_HELP, find_run, open_entry_store
+from cli.run_outcome import outcome_of, outcome_text
+from cli.run_register import entry_from_store, entry_of, register, wait_for_dag
+from stages.home import dag_id_of
+from stages.run_entry import RunEntry
+from stages.runs import ResolvedRun, create_run, load_run
+from storage.policies import head_version
+from storage.store import Store
+
+app = typer.Typer()
+
+BACKFILL_WAIT_S = 60.0
+"""Longest wait for a backfill that stands in the way to end by itself when nothing of it runs."""
+
+
+@app.command()
+def resume(
+    run: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)],
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", "-n", min=1, help="Extend the run to so many.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the UI, if Airflow must be started.")
+    ] = None,
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Continue a run after any interruption (a failure, a crash, `motley down`, a pause) and follow it to its end."""
+    output, place = Output(is_json=json), home_of(home)
+    found = find_run(run, place)
+    entry = found.entry or entry_from_store(found.store.url, found.name)
+    if iterations is not None:
+        entry = extend(entry, iterations)
+    deployment = bring_up(place, port=port, environment=os.environ, report=output.progress)
+    register(entry, place)
+    store = open_entry_store(entry)
+    with AirflowApi(deployment.url) as api:
+        wait_for_dag(api, entry)
+        follower = RunFollower(api=api, store=store, entry=entry)
+        clear_the_way(follower, output)
+        api.set_paused(follower.dag_id, is_paused=False)
+        follow(follower, output)
+    outcome = outcome_of(entry, store, deployment.url)
+    output.result(outcome, outcome_text(outcome))
+
+
+def extend(entry: RunEntry, iterations: int) -> RunEntry:
+    """Return the entry with more iterations; brings the run record up to date.
+
+    Raises:
+        InputError: fewer iterations than the run has.
+    """
+    if iterations < entry.iterations:
+        raise InputError(
+            f"Run {entry.run} has {entry.iterations} iterations and can't be cut to {iterations}; give a larger number."
+        )
+    before = load_run(entry.root, entry.run)
+    job = before.job.model_copy(update={"iterations": iterations})
+    resolved = ResolvedRun(name=before.name, job=job, cluster=before.cluster, roots=before.roots)
+    create_run(resolved, is_resumed=True)
+    return entry_of(resolved)
+
+
+def clear_the_way(follower: RunFollower, output: Output) -> None:
+    """Run every iteration again, in order, that Airflow has as failed, or as successful without its policy version.
+
+    Raises:
+        RunFailedError: one of them failed again.
+    """
+    api, dag_id = follower.api, follower.dag_id
+    done: set[int] = set()
+    while (redo := first_to_redo(api, follower.store, follower.entry)) is not None:
+        iteration, is_success_redone = redo
+        if iteration in done:
+            raise RunFailedError(
+                f"Run {follower.entry.run}: iteration {iteration} ran again without committing policy version "
+                f"{iteration + 1}; look "
+                "at its tasks in the UI."
+            )
+        done.add(iteration)
+        _end_backfills(api, dag_id)
+        output.progress(f"iteration {iteration} is run again")
+        api.backfill_iteration(dag_id, iteration, is_success_redone=is_success_redone)
+        api.set_paused(dag_id, is_paused=False)  # a paused DAG holds its backfills too
+        follow(follower, output, until_iteration=iteration)
+        if follower.final_state(iteration) == "failed":
+            raise RunFailedError(follower.failure_text(iteration))
+
+
+def first_to_redo(api: AirflowApi, store: Store, entry: RunEntry) -> tuple[int, bool] | None:
+    """Return the first iteration whose DAG run must be run again and whether it stands as successful.
+
+    None when there is no such iteration.
+    """
+    head = head_version(store, entry.run)
+    for run in api.dag_runs(dag_id_of(entry.run), states=("success", "failed")):
+        iteration = run_iteration(run)
+        if run["state"] == "failed":
+            return iteration, False
+        if head is None or iteration >= head:  # marked successful by hand: the data knows better
+            return iteration, True
+    return None
+
+
+def _end_backfills(api: AirflowApi, dag_id: str) -> None:
+    """Make room for a backfill: Airflow takes one per DAG at a time."""
+    deadline = time.monotonic() + BACKFILL_WAIT_S
+    while active := api.active_backfills(dag_id):
+        for backfill in active:
+            api.cancel_backfill(backfill["id"])
+        if time.monotonic() > deadline:
+            raise DeploymentError(
+                f"backfill {active[0]['id']} of DAG {dag_id} does not end; end it in the UI and resume again."
+            )
+        time.sleep(0.5)

@@ -1,0 +1,130 @@
+"""From two files to a run that Airflow drives: resolve, check, record, register, wait for the DAG."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from cli.deployment_api import AirflowApi
+from cli.deployment_settings import DAGS_DIR
+from cli.errors import CommandError, DeploymentError, InputError
+from stages.home import MotleyHome, dag_id_of
+from stages.run_entry import MachineEntry, RunEntry
+from stages.runs import ResolvedRun, load_run
+
+PREFLIGHT_TIMEOUT_S = 900.0
+"""Longest preflight: it reads the whole dataset."""
+
+DAG_TIMEOUT_S = 180.0
+"""Longest wait until Airflow has parsed a new run's DAG."""
+
+DAG_FILE = DAGS_DIR / "motley_runs.py"
+"""File from which Airflow makes the DAGs of all runs."""
+
+
+def default_name(job_name: str, now: datetime) -> str:
+    """Return a run name for a job: the job's name and the time, fit for an object key."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", job_name).strip("-._") or "run"
+    return f"{safe[:60]}-{now:%Y%m%d-%H%M%S}"
+
+
+def entry_of(resolved: ResolvedRun) -> RunEntry:
+    """Return what the Airflow side needs to know of a run."""
+    job = resolved.job
+    return RunEntry(
+        run=resolved.name,
+        roots=dict(resolved.roots),
+        machines=tuple(
+            MachineEntry(name=machine.name, queue=machine.queue_name, region=machine.region)
+            for machine in resolved.cluster.machines
+        ),
+        iterations=resolved.iterations,
+        max_staleness=job.max_staleness,
+        evaluate_every=job.evaluation.every,
+        profile_every=job.profile.every,
+        gate_deadline_s=job.limits.gate_deadline_s,
+        stage_deadline_s=job.limits.stage_deadline_s,
+    )
+
+
+def entry_from_store(root: str, run: str) -> RunEntry:
+    """Return the entry of a run whose data lies under a root, for a deployment that does not know it yet."""
+    return entry_of(load_run(root, run))
+
+
+def register(entry: RunEntry, home: MotleyHome) -> None:
+    """Write the entry, whole or not at all; from then on the DAG factory sees the run."""
+    file = home.run_entry_file(entry.run)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(entry.to_json(), encoding="utf-8")
+    temporary.replace(file)
+
+
+def preflight(engines_python: str, job: Path, cluster: Path, report: Callable[[str], None]) -> None:
+    """Check model, data, rewards and machines where the engines run, before anything is started.
+
+    Raises:
+        InputError: something of the files can't be used; the message has all faults.
+        CommandError: the check itself failed.
+    """
+    command = [
+        engines_python,
+        "-m",
+        "stages",
+        "check",
+        "--job",
+        str(job.absolute()),
+        "--cluster",
+        str(cluster.absolute()),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PREFLIGHT_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CommandError(f"The preflight check of {job} did not end within {PREFLIGHT_TIMEOUT_S:.0f} s.") from error
+    if done.returncode == 0:
+        for line in done.stdout.splitlines():
+            report(line)
+        return
+    text = done.stderr.strip() or done.stdout.strip() or f"the preflight check ended with exit code {done.returncode}"
+    raise (InputError if done.returncode == InputError.exit_code else CommandError)(text)
+
+
+def wait_for_dag(api: AirflowApi, entry: RunEntry) -> None:
+    """Make Airflow parse the DAG file soon and wait until it knows the run with its present number of iterations.
+
+    Raises:
+        DeploymentError: the DAG does not appear; says which import error Airflow has, if any.
+    """
+    dag_id, summary = dag_id_of(entry.run), f"{entry.iterations} iterations"
+    deadline = time.monotonic() + DAG_TIMEOUT_S
+    asked_at = 0.0
+    while True:
+        dag = api.dag(dag_id)
+        if dag is not None and dag.get("timetable_summary") == summary and not dag.get("is_stale"):
+            return
+        if time.monotonic() - asked_at > 10.0:
+            _ask_for_parse()
+            asked_at = time.monotonic()
+        if time.monotonic() > deadline:
+            faults = [str(fault.get("stack_trace", "")).strip().splitlines()[-1] for fault in api.import_errors()]
+            reason = (
+                f"its import error is: {faults[0]}"
+                if faults
+                else "the dag-processor has not parsed it; see `motley status`"
+            )
+            raise DeploymentError(f"Airflow does not show DAG {dag_id} after {DAG_TIMEOUT_S:.0f} s; {reason}.")
+        time.sleep(0.3)
+
+
+def _ask_for_parse() -> None:
+    """Give the DAG file a new modification time: the processor then parses it at once, not when its turn comes."""
+    try:
+        os.utime(DAG_FILE)
+    except OSError:
+        return  # a read-only installation: it is parsed within `min_file_process_interval`
