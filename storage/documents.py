@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -102,7 +102,14 @@ def read_model(store: Store, key: str, model: type[Model], expected_format: str)
 
 
 def model_bytes(model: BaseModel, what: str) -> bytes:
-    """Return the canonical JSON of a pydantic model."""
+    """Return the canonical JSON of a pydantic model.
+
+    Raises:
+        InvalidInputError: A number in it is NaN or infinite (pydantic alone would write null for it).
+    """
+    if (path := _first_fault(model.model_dump(), "", is_number_only=True)) is not None:
+        message = f"{what}: field {path} is not a finite number; leave it out or store null on purpose"
+        raise InvalidInputError(message)
     return json_bytes(model.model_dump(mode="json"), what)
 
 
@@ -132,14 +139,16 @@ def _refuse_constant(text: str) -> float:
     raise ValueError(message)
 
 
-def _first_fault(value: object, path: str) -> str | None:
-    """Return the path of the first value that JSON cannot hold."""
+def _first_fault(value: object, path: str, *, is_number_only: bool = False) -> str | None:
+    """Return the path of the first value that JSON cannot hold, or of the first number that is not finite."""
+    inner: Iterable[tuple[object, object]] | None = None
     if isinstance(value, Mapping):
-        found = (_first_fault(item, f"{path}/{name}") for name, item in value.items())
-        return next((fault for fault in found if fault), None)
-    if isinstance(value, list | tuple):
-        found = (_first_fault(item, f"{path}/{index}") for index, item in enumerate(value))
+        inner = value.items()
+    elif isinstance(value, list | tuple):
+        inner = enumerate(value)
+    if inner is not None:
+        found = (_first_fault(item, f"{path}/{name}", is_number_only=is_number_only) for name, item in inner)
         return next((fault for fault in found if fault), None)
     if isinstance(value, float):
         return None if math.isfinite(value) else path
-    return None if value is None or isinstance(value, str | int | bool) else path
+    return None if is_number_only or value is None or isinstance(value, str | int | bool) else path

@@ -73,14 +73,14 @@ def read_table(store: Store, part: Part, family: Family, columns: Sequence[str])
     schema = arrow_schema(family)
     with open_parquet(store, part) as file:
         _check_version(store, part, family, file.schema_arrow)
-        present = file.schema_arrow.names
+        present = _column_names(store, part, file)
         for column in COLUMNS[family]:
             if column.is_required and column.since == 1 and column.name not in present:
                 raise _column_error(store, part, column.name, "is required but missing")
         wanted = [name for name in columns if name in present]
         try:
             table = file.read(columns=wanted)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             message = f"{store.url}/{part.path}: rows cannot be read ({error}); run `motley verify`"
             raise CorruptObjectError(message, key=part.path) from error
     arrays = [_conformed(store, part, table, schema.field(name)) for name in columns]
@@ -107,7 +107,7 @@ def open_parquet(store: Store, part: Part) -> pq.ParquetFile:
     source = store.open_input(part.path)
     try:
         file = pq.ParquetFile(source, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         source.close()
         message = f"{store.url}/{part.path} is no complete Parquet file ({error}); repeat the stage that wrote it"
         raise CorruptObjectError(message, key=part.path) from error
@@ -119,8 +119,16 @@ def open_parquet(store: Store, part: Part) -> pq.ParquetFile:
     return file
 
 
+def _column_names(store: Store, part: Part, file: pq.ParquetFile) -> list[str]:
+    try:
+        return [str(name) for name in file.schema_arrow.names]
+    except ValueError as error:  # a damaged footer may hold names that are no text
+        message = f"{store.url}/{part.path}: column names cannot be read ({error}); run `motley verify`"
+        raise CorruptObjectError(message, key=part.path) from error
+
+
 def _check_version(store: Store, part: Part, family: Family, schema: pa.Schema) -> None:
-    text = (schema.metadata or {}).get(b"motley.schema", b"").decode()
+    text = (schema.metadata or {}).get(b"motley.schema", b"").decode(errors="replace")
     name, _, version = text.rpartition("/")
     if name != family.value or not version.isdecimal():
         message = f"{store.url}/{part.path} holds schema {text!r}, but {family.value!r} is needed"
