@@ -82,9 +82,9 @@ def _first_policy(context: StageContext) -> Policy:
         metadata={"source": facts, "dataset": dict(prompts.facts), "iteration": None},
         is_head=True,
     )
-    # The engine was started on the source's directory, which goes now; the next stage gets one on version 0's.
-    context.engines.discard(engine)
-    shutil.rmtree(folder, ignore_errors=True)
+    # The engine lives on with this directory's config and tokenizer; the weights are in the store now.
+    for path in model_dir.glob("*.safetensors"):
+        path.unlink()
     return policy
 
 
@@ -97,7 +97,8 @@ def materialise_source(context: StageContext, folder: Path) -> tuple[Path, dict[
     """
     facts_path = folder / FACTS_NAME
     spec = _model_spec(context)
-    if facts_path.exists() and (folder / SPEC_NAME).read_text(encoding="utf-8") == spec:
+    is_complete = facts_path.exists() and any((folder / MODEL_NAME).glob("*.safetensors"))
+    if is_complete and (folder / SPEC_NAME).read_text(encoding="utf-8") == spec:
         return folder / MODEL_NAME, json.loads(facts_path.read_text(encoding="utf-8"))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -99,6 +99,7 @@ def _write(path: Path, rows: Sequence[PromptRow], encoded: dict[str, EncodedProm
     prompts = [encoded[row.prompt_id] for row in rows]
     table = pa.table(
         {
+            "prompt_id": pa.array([row.prompt_id for row in rows], pa.string()),
             "row": pa.array([json.dumps(row.to_json(), ensure_ascii=False) for row in rows], pa.string()),
             "text": pa.array([prompt.text for prompt in prompts], pa.string()),
             "token_ids": pa.array([list(prompt.token_ids) for prompt in prompts], pa.list_(pa.int32())),

@@ -58,6 +58,14 @@ class EncodedRow:
     """What an engine is given."""
 
 
+@dataclass(frozen=True, slots=True)
+class _RowKey:
+    """Stands for a row where only its id is asked for."""
+
+    prompt_id: str
+    place: int
+
+
 class EncodedRows(Sequence[EncodedRow]):
     """Rows of one part of the dataset, read from a memory-mapped Arrow file when they are asked for."""
 
@@ -67,6 +75,11 @@ class EncodedRows(Sequence[EncodedRow]):
     def __len__(self) -> int:
         """Number of rows."""
         return int(self._table.num_rows)
+
+    def prompt_ids(self) -> list[str]:
+        """Return the ids of all rows, in order."""
+        ids: list[str] = self._table.column("prompt_id").to_pylist()
+        return ids
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - int or slice, as Sequence has it
         """Return one row, or a list of rows."""
@@ -129,9 +142,10 @@ class Prompts:
 
     def of_iteration(self, seed: int, iteration: int, num_prompts: int) -> list[EncodedRow]:
         """Return the prompts that an iteration trains on, in order."""
-        # The order only asks for the number of rows and picks some by index, which encoded rows can do.
-        rows = cast("tuple[PromptRow, ...]", self.train)
-        return cast("list[EncodedRow]", prompts_for_iteration(Dataset(rows), seed, iteration, num_prompts))
+        # The order asks for ids only, so that the rows themselves need not be read.
+        keys = tuple(_RowKey(prompt_id, place) for place, prompt_id in enumerate(self.train.prompt_ids()))
+        chosen = prompts_for_iteration(Dataset(cast("tuple[PromptRow, ...]", keys)), seed, iteration, num_prompts)
+        return [self.train[key.place] for key in cast("list[_RowKey]", chosen)]
 
     def for_evaluation(self, num_prompts: int) -> list[EncodedRow]:
         """Return the held-out prompts of every evaluation: the first ones, or all there are."""
