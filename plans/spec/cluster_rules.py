@@ -11,18 +11,21 @@ from plans.spec.cluster import Cluster, resolve_edge
 from plans.spec.gpu_catalog import GPU_CATALOG
 
 
-def cluster_faults(cluster: Cluster, known_machines: Iterable[str] = ()) -> list[Fault]:
+def cluster_faults(
+    cluster: Cluster, known_machines: Iterable[str] = (), known_pairs: Iterable[frozenset[str]] = ()
+) -> list[Fault]:
     """Return every cross-field fault of a cluster.
 
     Args:
         cluster: the document, field by field already valid.
         known_machines: machine names that exist although their entry could not be read, so that a link to one of
             them is not reported as a second fault.
+        known_pairs: region pairs whose link exists although its entry could not be read.
     """
     return [
         *_machine_faults(cluster),
         *_link_name_faults(cluster, frozenset(known_machines)),
-        *_missing_link_faults(cluster),
+        *_missing_link_faults(cluster, frozenset(known_pairs)),
     ]
 
 
@@ -83,10 +86,12 @@ def _link_name_faults(cluster: Cluster, known_machines: frozenset[str]) -> Itera
                 )
 
 
-def _missing_link_faults(cluster: Cluster) -> Iterator[Fault]:
+def _missing_link_faults(cluster: Cluster, known_pairs: frozenset[frozenset[str]]) -> Iterator[Fault]:
     reported: set[tuple[str, ...]] = set()
     for a, b in combinations(cluster.machines, 2):
         if a.name == b.name or resolve_edge(cluster.links, a, b) is not None:
+            continue
+        if frozenset((a.region, b.region)) in known_pairs:
             continue
         if a.region != b.region:
             first, second = sorted((a.region, b.region))

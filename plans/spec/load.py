@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar, cast
 
 import yaml
@@ -69,8 +70,8 @@ def load_job(text: str, source_name: str) -> Job:
 
 def cluster_from_document(document: Mapping[str, object], source_name: str) -> Cluster:
     """Return the cluster of a parsed document; raises SpecError with every fault."""
-    names = _raw_machine_names(document)
-    return build(Cluster, document, source_name, lambda cluster: cluster_faults(cluster, names))
+    names, pairs = _raw_machine_names(document), _raw_region_pairs(document)
+    return build(Cluster, document, source_name, lambda cluster: cluster_faults(cluster, names, pairs))
 
 
 def job_from_document(document: Mapping[str, object], source_name: str) -> Job:
@@ -144,9 +145,9 @@ def build(
         if not faults:
             return value
     else:
-        rest = _prune_until_valid(model, document)
+        rest, origins = _prune_until_valid(model, document)
         if rest is not None:
-            faults.extend(cross_faults(rest))
+            faults.extend(_with_original_indices(fault, origins) for fault in cross_faults(rest))
     raise SpecError(source_name, faults)
 
 
@@ -220,42 +221,59 @@ def _unknown_key(name: str) -> Fault:
     )
 
 
-def _prune_until_valid(model: type[ModelT], document: Mapping[str, object]) -> ModelT | None:
-    """Return the model of what is left when faulty entries are removed, or None if too little is left."""
+def _prune_until_valid(
+    model: type[ModelT], document: Mapping[str, object]
+) -> tuple[ModelT | None, dict[str, list[int]]]:
+    """Return the model of what is left when faulty entries are removed, or None if too little is left.
+
+    Beside it, for each list that lost entries: the original index of each entry that is left.
+    """
     default = model.model_fields["format"].default
     rest = cast("dict[str, object]", json.loads(json.dumps({**document, "format": default})))
+    origins: dict[str, list[int]] = {}
     for _ in range(_MAX_PRUNE_ROUNDS):
         try:
-            return model.model_validate_json(json.dumps(rest), strict=True)
+            return model.model_validate_json(json.dumps(rest), strict=True), origins
         except ValidationError as error:
-            locations = [(_clean(d["loc"]), d["type"]) for d in error.errors(include_url=False)]
+            cuts = {_cut(_clean(d["loc"]), d["type"]) for d in error.errors(include_url=False)}
             # From the back, so that removing one list entry does not shift the next one.
-            removed = [
-                _remove(rest, loc, error_type)
-                for loc, error_type in sorted(
-                    set(locations), key=lambda item: tuple(str(p).zfill(9) for p in item[0]), reverse=True
-                )
-            ]
-            if not any(removed):
-                return None
-    return None
+            ordered = sorted(cuts, key=lambda cut: tuple(str(part).zfill(9) for part in cut), reverse=True)
+            if sum(_remove(rest, cut, origins) for cut in ordered) == 0:
+                return None, origins
+    return None, origins
 
 
-def _remove(root: dict[str, object], location: Location, error_type: str) -> bool:
-    """Remove the list entry that holds a fault, or the field itself; tell whether anything was removed."""
+def _cut(location: Location, error_type: str) -> Location:
+    """Return where to cut for a fault: the list entry that holds it, or the field itself."""
     last_index = max((i for i, part in enumerate(location) if isinstance(part, int)), default=None)
-    cut = len(location) if error_type == "extra_forbidden" or last_index is None else last_index + 1
+    return location if error_type == "extra_forbidden" or last_index is None else location[: last_index + 1]
+
+
+def _remove(root: dict[str, object], cut: Location, origins: dict[str, list[int]]) -> bool:
+    """Remove what lies at a location; tell whether anything was removed, and note the indices of what is left."""
+    if not cut:
+        return False
     target: object = root
-    for part in location[: cut - 1]:
+    for part in cut[:-1]:
         target = _child(target, part)
-    key = location[cut - 1] if cut else ""
+    key = cut[-1]
     if isinstance(target, dict) and key in target:
         del target[key]
         return True
     if isinstance(target, list) and isinstance(key, int) and key < len(target):
+        del origins.setdefault(_path(cut[:-1]), list(range(len(target))))[key]
         del target[key]
         return True
     return False
+
+
+def _with_original_indices(fault: Fault, origins: Mapping[str, Sequence[int]]) -> Fault:
+    """Return the fault with the index that its list entry has in the author's document."""
+    for path, indices in origins.items():
+        match = re.match(rf"{re.escape(path)}\[(\d+)\]", fault.field)
+        if match:
+            return replace(fault, field=f"{path}[{indices[int(match[1])]}]{fault.field[match.end() :]}")
+    return fault
 
 
 def _child(value: object, part: int | str) -> object:
@@ -271,6 +289,12 @@ def _raw_machine_names(document: Mapping[str, object]) -> list[str]:
     if not isinstance(machines, list):
         return []
     return [m["name"] for m in machines if isinstance(m, dict) and isinstance(m.get("name"), str)]
+
+
+def _raw_region_pairs(document: Mapping[str, object]) -> list[frozenset[str]]:
+    links = _child(_child(document, "links"), "regions")
+    pairs = [_child(link, "between") for link in links] if isinstance(links, list) else []
+    return [frozenset(map(str, pair)) for pair in pairs if isinstance(pair, list)]
 
 
 def _collect_value_faults(value: object, path: str, faults: list[Fault]) -> None:

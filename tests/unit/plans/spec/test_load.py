@@ -1,0 +1,180 @@
+"""Documents of clusters and jobs: what is read, and that every fault is reported, together."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from plans.errors import FaultKind, PlanningError, SpecError
+from plans.spec.job import EXECUTION_SECTIONS
+from plans.spec.load import load_cluster, load_job
+
+CLUSTER = """
+format: motley.cluster/1
+name: two-regions
+gpu_types:
+  A100-40: {memory_gb: 40, tflops: 312, hbm_gb_s: 2039, usd_per_hour: 4.10}
+machines:
+  - {name: va-0, region: virginia, zone: virginia-1, gpu: A100-40, count: 8, intra_gb_s: 600, queue: q}
+  - {name: va-1, region: virginia, gpu: L4, count: 2, intra_gb_s: 64}
+  - {name: oh-0, region: ohio, gpu: L40S, count: 2, intra_gb_s: 64}
+links:
+  same_zone: {latency_ms: 0, bandwidth_gbps: 400}
+  same_region: {latency_ms: 0, bandwidth_gbps: 400}
+  regions:
+    - {between: [virginia, ohio], latency_ms: 10, bandwidth_gbps: 5}
+  machines:
+    - {between: [va-1, oh-0], forbidden: true}
+    - {between: [va-1, va-0], latency_ms: 2, bandwidth_gbps: 1}
+storage: {virginia: "s3://rl-virginia", ohio: "s3://rl-ohio"}
+"""
+JOB = """
+format: motley.job/1
+name: qwen3-8b-gsm8k-ppo
+algorithm: ppo
+mode: sync
+max_staleness: 0
+models:
+  actor: {shape: qwen3-8b}
+  critic: {shape: qwen3-8b}
+  reference: {shape: qwen3-8b}
+  reward: {shape: qwen3-8b}
+batch: {prompts: 384, responses_per_prompt: 8}
+lengths: {prompt: 1024, response: 1024}
+training: {micro_batch_size: 1, recompute: full, optimizer: adam, precision: bf16-mixed}
+generation: {max_num_seqs: 256, memory_fraction: 0.9}
+"""
+
+
+def faults_of(text: str, load=load_cluster) -> list[tuple[str, FaultKind]]:
+    with pytest.raises(SpecError) as caught:
+        load(text, "file.yaml")
+    return [(fault.field, fault.kind) for fault in caught.value.faults]
+
+
+def test_cluster_reads_the_contract_example() -> None:
+    view = load_cluster(CLUSTER, "c.yaml").view
+    assert view.gpu_ids[:2] == ("va-0/0", "va-0/1")
+    assert view.num_gpus == 12
+    assert (view.edge(0, 1).bytes_per_s, view.edge(0, 10).latency_s) == (600e9, 0.01)
+    assert (view.edge(0, 8).bytes_per_s, view.edge(0, 8).latency_s) == (0.125e9, 0.002)
+    assert (view.edge(8, 10).bytes_per_s, view.edge(8, 10).latency_s) == (0.0, float("inf"))
+    assert (float(view.hbm_bytes_per_s[0]), float(view.compute_flop_per_s[8])) == (2039e9, 121e12)
+
+
+def test_json_and_yaml_give_the_same_cluster_and_job() -> None:
+    as_json = json.dumps(yaml.safe_load(CLUSTER))
+    assert load_cluster(as_json, "c.json") == load_cluster(CLUSTER, "c.yaml")
+    assert load_job(json.dumps(yaml.safe_load(JOB)), "j.json") == load_job(JOB, "j.yaml")
+
+
+def test_fingerprint_depends_on_content_only() -> None:
+    cluster = load_cluster(CLUSTER, "c.yaml")
+    renamed = CLUSTER.replace("two-regions", "other").replace("queue: q", "queue: p").replace("400}", "400.0}")
+    turned = renamed.replace("[virginia, ohio]", "[ohio, virginia]")
+    assert load_cluster(turned, "d.yaml").fingerprint == cluster.fingerprint
+    assert load_cluster(CLUSTER.replace("count: 8", "count: 7"), "c").fingerprint != cluster.fingerprint
+    assert load_cluster(CLUSTER.replace("tflops: 312", "tflops: 311"), "c").fingerprint != cluster.fingerprint
+
+
+def test_an_unreadable_link_is_not_reported_as_missing_too() -> None:
+    text = CLUSTER.replace("latency_ms: 10, bandwidth_gbps: 5", "latency_ms: -10, bandwidth_gbps: 5")
+    assert faults_of(text) == [("links.regions[0].latency_ms", FaultKind.OUT_OF_RANGE)]
+
+
+def test_missing_region_pair_is_named() -> None:
+    text = CLUSTER.replace("    - {between: [virginia, ohio], latency_ms: 10, bandwidth_gbps: 5}\n", "    []\n")
+    with pytest.raises(SpecError, match="no link between regions ohio and virginia"):
+        load_cluster(text, "c.yaml")
+
+
+def test_unknown_gpu_is_an_error_with_a_near_name() -> None:
+    with pytest.raises(SpecError, match=r"machines\[1\].gpu is 'L4S'.*write 'L40S'"):
+        load_cluster(CLUSTER.replace("gpu: L4,", "gpu: L4S,"), "c.yaml")
+
+
+def test_all_faults_of_a_cluster_are_reported_together() -> None:
+    text = (
+        CLUSTER.replace("gpu: L4, count: 2", "gpu: L4, count: -1, cout: 3")
+        .replace("latency_ms: 10, bandwidth_gbps: 5", "latency_ms: -10, bandwidth_gbps: 5")
+        .replace("name: oh-0", "name: va-0")
+        .replace("gpu: L40S", "gpu: L41S")
+    )
+    assert faults_of(text) == [
+        ("machines[1].count", FaultKind.OUT_OF_RANGE),
+        ("machines[1].cout", FaultKind.UNKNOWN_FIELD),
+        ("links.regions[0].latency_ms", FaultKind.OUT_OF_RANGE),
+        ("machines[2].name", FaultKind.CONFLICT),
+        ("machines[2].gpu", FaultKind.UNKNOWN_NAME),
+        ("links.machines[0].between", FaultKind.UNKNOWN_NAME),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (CLUSTER.replace("tflops: 312", "tflops: .nan"), "gpu_types.A100-40.tflops is nan, but numbers are finite"),
+        (CLUSTER.replace("tflops: 312", "tflops: .inf"), "gpu_types.A100-40.tflops is inf"),
+        (CLUSTER.replace("tflops: 312", "tflops: 0"), "gpu_types.A100-40.tflops is 0"),
+        (CLUSTER.replace("count: 8", "count: '8'"), r'machines\[0\].count is "8", but it should be a valid integer'),
+        (CLUSTER.replace("count: 8", "count: true"), r"machines\[0\].count is true"),
+        (CLUSTER.replace("motley.cluster/1", "motley.cluster/9"), 'format is "motley.cluster/9"'),
+        (CLUSTER.replace("format: motley.cluster/1\n", ""), "format is missing"),
+        (CLUSTER.replace("intra_gb_s: 64}", "}", 1), "a machine with more than one GPU needs intra_gb_s"),
+        (CLUSTER.replace("forbidden: true", "forbidden: false"), "forbidden"),
+        (CLUSTER.replace("forbidden: true", "forbidden: true, latency_ms: 1"), "a forbidden link has neither"),
+        (CLUSTER + "name: again\n", "the key 'name' is given twice"),
+        ("[1, 2]", r"the document is \[1, 2\]"),
+        ("{", "unreadable"),
+        ("machines: 2026-01-01\n", "put the value in quotes"),
+    ],
+)
+def test_bad_clusters_are_refused_with_one_sentence(text: str, match: str) -> None:
+    with pytest.raises(SpecError, match=match) as caught:
+        load_cluster(text, "c.yaml")
+    assert isinstance(caught.value, PlanningError)
+    assert str(caught.value).splitlines()[0].startswith("c.yaml: ")
+    assert str(caught.value).splitlines()[0].endswith(".")
+
+
+def test_job_reads_the_contract_example_and_carries_execution_sections() -> None:
+    job = load_job(JOB + "iterations: 3\nsampling: {temperature: 1e0}\n", "j.yaml")
+    assert (job.num_samples, job.lengths.total, job.weight_bytes_per_parameter) == (3072, 2048, 2)
+    assert job.execution == {"iterations": 3, "sampling": {"temperature": 1.0}}
+    assert job.fingerprint == load_job(JOB, "j.yaml").fingerprint
+
+
+@pytest.mark.parametrize("section", sorted(EXECUTION_SECTIONS))
+def test_every_execution_section_is_accepted_unread(section: str) -> None:
+    assert load_job(f"{JOB}{section}: {{anything: [1, two]}}\n", "j.yaml").execution == {
+        section: {"anything": [1, "two"]}
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        (JOB + "iteratons: 3\n", [("iteratons", FaultKind.UNKNOWN_FIELD)]),
+        (JOB + "execution: {}\n", [("execution", FaultKind.UNKNOWN_FIELD)]),
+        (JOB.replace("mode: sync", "mode: async"), [("max_staleness", FaultKind.CONFLICT)]),
+        (JOB.replace("max_staleness: 0", "max_staleness: 2"), [("max_staleness", FaultKind.CONFLICT)]),
+        (JOB.replace("  critic: {shape: qwen3-8b}\n", ""), [("models.critic", FaultKind.MISSING)]),
+        (JOB.replace("algorithm: ppo", "algorithm: grpo"), [("models.critic", FaultKind.CONFLICT)]),
+        (JOB.replace("actor: {shape: qwen3-8b}", "actor: {shape: qwen4}"),
+         [("models.actor.shape", FaultKind.UNKNOWN_NAME)]),
+        (JOB.replace("prompts: 384", "prompts: 0").replace("algorithm: ppo", "algorithm: dpo"),
+         [("algorithm", FaultKind.OUT_OF_RANGE), ("batch.prompts", FaultKind.OUT_OF_RANGE)]),
+        (JOB.replace("lengths: {prompt: 1024", "lengths: {prompt_mean: 2000, prompt: 1024"),
+         [("lengths.prompt_mean", FaultKind.CONFLICT)]),
+        (JOB.replace("precision: bf16-mixed", "precision: fp8"), [("training.precision", FaultKind.OUT_OF_RANGE)]),
+    ],
+)  # fmt: skip
+def test_bad_jobs_are_refused_with_their_faults(text: str, faults: list[tuple[str, FaultKind]]) -> None:
+    assert faults_of(text, load_job) == faults
+
+
+def test_verifier_reward_of_any_name_is_accepted() -> None:
+    job = load_job(JOB.replace("reward: {shape: qwen3-8b}", "reward: {verifier: any-name}"), "j.yaml")
+    assert job.models.reward.model_dump() == {"verifier": "any-name"}
