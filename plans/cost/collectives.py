@@ -13,13 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from plans.cost.cache import BoundedCache
+from plans.spec.cluster import FloatArray, IntArray
 
 #: States that one feasibility search may visit before it gives up at a threshold. Rings of up to eight machines
 #: need fewer; beyond that the limit bounds the time per ring to some milliseconds.
 SEARCH_LIMIT = 5_000
 #: Needed machine visits above which no search is tried (its depth is that of the recursion).
 MAX_VISITS = 400
+#: Ring and pair times that `LinkTimes` keeps.
+RINGS_KEPT = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class RingSolution:
     """Whether no ring with a faster slowest edge exists."""
 
 
-def best_ring(counts: Sequence[int], cost: NDArray[np.float64]) -> RingSolution:
+def best_ring(counts: Sequence[int], cost: FloatArray) -> RingSolution:
     """Return the ring over GPUs whose slowest edge is fastest.
 
     Args:
@@ -49,25 +53,29 @@ def best_ring(counts: Sequence[int], cost: NDArray[np.float64]) -> RingSolution:
         return RingSolution(float(cost[0, 0]), is_proved=True)
     if total == 2:
         return RingSolution(float(cost[0, 1]), is_proved=True)
-    thresholds = sorted({float(cost[i, j]) for i in range(num_machines) for j in range(i + 1)
-                         if i != j or counts[i] > 1})  # fmt: skip
-    finite = [t for t in thresholds if np.isfinite(t)]
-    bound = _lower_bound(counts, cost)
-    candidates = [t for t in finite if t >= bound]
-    return _bisect(counts, cost, candidates)
+    gpus = np.asarray(counts)
+    edges = cost.copy()
+    # A machine with one GPU has no inner edge.
+    edges[np.diag_indices(num_machines)] = np.where(gpus > 1, cost.diagonal(), np.inf)
+    bound = _lower_bound(gpus, edges)
+    found, complete = _ring_exists(gpus, edges, bound) if np.isfinite(bound) else (False, True)
+    if found:
+        return RingSolution(bound, is_proved=True)
+    values = np.unique(edges)
+    return _bisect(gpus, edges, values[(values > bound) & np.isfinite(values)].tolist(), proved=complete)
 
 
-def _bisect(counts: Sequence[int], cost: NDArray[np.float64], candidates: list[float]) -> RingSolution:
+def _bisect(gpus: IntArray, edges: FloatArray, candidates: list[float], *, proved: bool) -> RingSolution:
     """Find the least threshold at which a ring exists; existence is monotone in the threshold."""
     if not candidates:
-        return RingSolution(float("inf"), is_proved=True)
-    low, high, proved = 0, len(candidates) - 1, True
-    found, complete = _ring_exists(counts, cost, candidates[high])
+        return RingSolution(float("inf"), is_proved=proved)
+    low, high = 0, len(candidates) - 1
+    found, complete = _ring_exists(gpus, edges, candidates[high])
     if not found:
         return RingSolution(float("inf"), is_proved=complete)
     while low < high:
         middle = (low + high) // 2
-        found, complete = _ring_exists(counts, cost, candidates[middle])
+        found, complete = _ring_exists(gpus, edges, candidates[middle])
         if found:
             high = middle
         else:
@@ -76,33 +84,38 @@ def _bisect(counts: Sequence[int], cost: NDArray[np.float64], candidates: list[f
     return RingSolution(candidates[low], is_proved=proved)
 
 
-def _lower_bound(counts: Sequence[int], cost: NDArray[np.float64]) -> float:
+def _lower_bound(gpus: IntArray, edges: FloatArray) -> float:
     """Return the largest second-fastest edge of any GPU: each GPU of a ring uses two edges."""
-    bound = 0.0
-    for i in range(len(counts)):
-        edges: list[float] = []
-        for j, count in enumerate(counts):
-            edges += [float(cost[i, j])] * min(2, count - 1 if i == j else count)
-        bound = max(bound, sorted(edges)[1])
-    return bound
+    others = gpus[None, :] - np.eye(len(gpus), dtype=np.int64)
+    twice = np.concatenate([np.where(others >= 1, edges, np.inf), np.where(others >= 2, edges, np.inf)], axis=1)
+    return float(np.partition(twice, 1, axis=1)[:, 1].max())
 
 
-def _ring_exists(counts: Sequence[int], cost: NDArray[np.float64], threshold: float) -> tuple[bool, bool]:
+def _ring_exists(gpus: IntArray, edges: FloatArray, threshold: float) -> tuple[bool, bool]:
     """Tell whether a ring with all edges <= threshold exists, and whether the answer is certain.
 
-    A machine whose inner link is within the threshold may be visited once with all its GPUs, or up to `count` times
-    (more than k visits never help); one whose inner link is too slow is left and entered again for each GPU.
+    A machine whose inner link is within the threshold may be visited once with all its GPUs, or up to `count` times;
+    one whose inner link is too slow is left and entered again for each GPU. Machines of the first kind that reach
+    the same machines and each other act as one machine with all their GPUs.
     """
-    num_machines = len(counts)
-    allowed = cost <= threshold
-    neighbours = [[j for j in range(num_machines) if j != i and allowed[i, j]] for i in range(num_machines)]
-    inner = [counts[i] == 1 or bool(allowed[i, i]) for i in range(num_machines)]
-    need = [1 if inner[i] else counts[i] for i in range(num_machines)]
-    spare = [min(counts[i], num_machines) - 1 if inner[i] else 0 for i in range(num_machines)]
-    if any(not near for near in neighbours) or not _connected(neighbours):
-        return False, True
-    if all(inner) and all(len(near) == num_machines - 1 for near in neighbours):
+    near = (edges <= threshold) | np.eye(len(gpus), dtype=bool)
+    inner = (gpus == 1) | (edges.diagonal() <= threshold)
+    if inner.all() and near.all():
         return True, True
+    merged: dict[bytes | int, list[int]] = {}
+    for i in range(len(gpus)):
+        merged.setdefault(near[i].tobytes() if inner[i] else i, []).append(i)
+    nodes = list(merged.values())
+    heads = [members[0] for members in nodes]
+    held = [int(gpus[members].sum()) for members in nodes]
+    neighbours = [[j for j, b in enumerate(heads) if b != a and near[a, b]] for a in heads]
+    if len(nodes) == 1:
+        return bool(inner[heads[0]]), True
+    if any(not reach for reach in neighbours) or not _connected(neighbours):
+        return False, True
+    need = [1 if inner[head] else count for head, count in zip(heads, held, strict=True)]
+    # More visits of a machine than there are machines never help.
+    spare = [min(count, len(nodes)) - 1 if inner[head] else 0 for head, count in zip(heads, held, strict=True)]
     return _RingSearch(neighbours, need, spare).run()
 
 
@@ -186,17 +199,15 @@ class LinkTimes:
         latency_per_step: charge latency at each of the 2(n - 1) steps of a ring (calibrated) instead of once (paper).
     """
 
-    def __init__(
-        self, latency_s: NDArray[np.float64], s_per_byte: NDArray[np.float64], *, latency_per_step: bool
-    ) -> None:
+    def __init__(self, latency_s: FloatArray, s_per_byte: FloatArray, *, latency_per_step: bool) -> None:
         self.latency_s = latency_s
         self.s_per_byte = s_per_byte
         self.latency_per_step = latency_per_step
         # Nested lists: reading one element of them is several times faster than of an array.
         self._latency: list[list[float]] = latency_s.tolist()
         self._inverse: list[list[float]] = s_per_byte.tolist()
-        self._rings: dict[tuple[tuple[int, ...], float], float] = {}
-        self._pairs: dict[tuple[frozenset[int], frozenset[int], float], float] = {}
+        self._rings: BoundedCache[tuple[tuple[int, ...], float], float] = BoundedCache(RINGS_KEPT)
+        self._pairs: BoundedCache[tuple[frozenset[int], frozenset[int], float], float] = BoundedCache(RINGS_KEPT)
 
     def ring_s(self, machines: tuple[int, ...], num_bytes: float) -> float:
         """Return the slowest edge of the best ring over GPUs on these machines (sorted, one entry per GPU).
@@ -206,7 +217,8 @@ class LinkTimes:
         key = (machines, num_bytes)
         value = self._rings.get(key)
         if value is None:
-            value = self._rings[key] = self._solve(machines, num_bytes)
+            value = self._solve(machines, num_bytes)
+            self._rings.put(key, value)
         return value
 
     def _solve(self, machines: tuple[int, ...], num_bytes: float) -> float:
@@ -218,10 +230,10 @@ class LinkTimes:
         cost = self.edge_matrix(places, num_bytes, steps)
         return best_ring(list(counts.values()), cost).bottleneck_s
 
-    def edge_matrix(self, machines: Sequence[int], num_bytes: float, steps: int = 1) -> NDArray[np.float64]:
+    def edge_matrix(self, machines: Sequence[int], num_bytes: float, steps: int = 1) -> FloatArray:
         """Return seconds over the edges between machines [k, k]."""
         index = np.ix_(machines, machines)
-        result: NDArray[np.float64] = steps * self.latency_s[index] + num_bytes * self.s_per_byte[index]
+        result: FloatArray = steps * self.latency_s[index] + num_bytes * self.s_per_byte[index]
         return result
 
     def pair_s(self, first: frozenset[int], second: frozenset[int], num_bytes: float) -> float:
@@ -230,15 +242,9 @@ class LinkTimes:
         value = self._pairs.get(key)
         if value is None:
             value = min(self._latency[a][b] + num_bytes * self._inverse[a][b] for a in first for b in second)
-            self._pairs[key] = value
+            self._pairs.put(key, value)
         return value
 
     def edge_s(self, machine_a: int, machine_b: int, num_bytes: float) -> float:
         """Return seconds to move bytes between two GPUs on these machines."""
         return self._latency[machine_a][machine_b] + num_bytes * self._inverse[machine_a][machine_b]
-
-    def trim(self, limit: int) -> None:
-        """Forget what was computed when more than `limit` entries are kept."""
-        if len(self._rings) + len(self._pairs) > limit:
-            self._rings.clear()
-            self._pairs.clear()

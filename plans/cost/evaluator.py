@@ -10,7 +10,7 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from plans.cost.cache import BoundedCache
+from plans.cost.cache import BoundedCache, entries_for
 from plans.cost.collectives import LinkTimes
 from plans.cost.compact import CompactPlan, CompactTask
 from plans.cost.fast_memory import FastMemory
@@ -68,8 +68,8 @@ class PlanEvaluator:
         self.evaluations = 0
         self._line = WeightLine.of(shape_of(job, RlTask.ACTOR_TRAINING), job.weight_bytes_per_parameter)
         self._pricers = {task: FastTaskPricer(self.view, self.links, terms) for task, terms in self.terms.items()}
-        self._costs: BoundedCache[Hashable, FastTaskCost] = BoundedCache()
-        self._transfers: BoundedCache[Hashable, float] = BoundedCache()
+        self._costs: BoundedCache[Hashable, FastTaskCost] = BoundedCache(entries_for(self.view.num_gpus))
+        self._transfers: BoundedCache[Hashable, float] = BoundedCache(entries_for(self.view.num_gpus))
 
     def evaluate(self, plan: CompactPlan) -> Evaluation:
         """Return the price of a plan; its tasks must be exactly those of the job."""

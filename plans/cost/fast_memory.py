@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plans.cost.cache import BoundedCache
+from plans.cost.cache import BoundedCache, entries_for
 from plans.cost.compact import CompactTask
 from plans.memory import WEIGHT_OWNERS, TaskMemory
 from plans.spec.cluster import ClusterView, FloatArray
@@ -39,8 +39,8 @@ class FastMemory:
         self._models = {task: TaskMemory(job, task) for task in workflow_of(job).tasks}
         self._capacity = view.memory_bytes - view.reserve_bytes
         self._usable = np.minimum(job.generation.memory_fraction * view.memory_bytes, self._capacity)
-        self._tasks: BoundedCache[Hashable, TaskletBytes] = BoundedCache()
-        self._groups: BoundedCache[Hashable, GroupMemory] = BoundedCache()
+        self._tasks: BoundedCache[Hashable, TaskletBytes] = BoundedCache(entries_for(view.num_gpus))
+        self._groups: BoundedCache[Hashable, GroupMemory] = BoundedCache(entries_for(view.num_gpus))
 
     def task_memory(self, task: RlTask, placement: CompactTask) -> TaskletBytes:
         """Return resident and working bytes of each tasklet, in the order of `placement.flat` (cache left out)."""

@@ -14,7 +14,7 @@ from plans.cost.terms import DecodeTerms, TaskTerms
 from plans.spec.cluster import ClusterView
 
 #: Stages kept per micro-batch size after which they are forgotten: bounds memory in long searches.
-STAGE_LIMIT = 50_000
+STAGE_LIMIT = 20_000
 
 
 class FastTaskCost(NamedTuple):
