@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from plans.plan import Plan
-from plans.plan_load import plan_from_document
 from plans.spec.cluster import Machine
 from stages.contract import StageRequest
 from stages.errors import ContractError
+from stages.plan_history import NumberedPlan, committed_plans, plan_of_iteration
 from stages.runs import ResolvedRun, load_run
 from stages.spec.job import TrainingJob
 from stages.timing import Clock, Deadline, PhaseTimer
-from storage.errors import ObjectMissingError
-from storage.runs import IterationRecord, read_iteration, read_plan
 from storage.store import Store, open_store
 
 if TYPE_CHECKING:  # only stages that use engines pay for the import
@@ -133,30 +131,28 @@ class StageContext:
         return value
 
     @cached_property
-    def plan_number(self) -> int:
-        """Number of the plan that this iteration uses."""
-        number = None
-        record = self.find_record(self.iteration)
-        if record is not None:
-            number = record.plan
-        if number is None:
+    def numbered_plan(self) -> NumberedPlan:
+        """Plan that this iteration uses.
+
+        Raises:
+            ContractError: the run has none yet.
+        """
+        entry = plan_of_iteration(committed_plans(self.home, self.run.name), self.iteration)
+        if entry is None:
             raise ContractError(
                 f"run {self.run.name}: iteration {self.iteration} has no plan yet; run stage plan for it first."
             )
-        return number
+        return entry
 
-    @cached_property
+    @property
+    def plan_number(self) -> int:
+        """Number of the plan that this iteration uses."""
+        return self.numbered_plan.number
+
+    @property
     def plan(self) -> Plan:
         """Plan that this iteration uses."""
-        document = read_plan(self.home, self.run.name, self.plan_number)
-        return plan_from_document(document, f"plan {self.plan_number} of run {self.run.name}")
-
-    def find_record(self, iteration: int) -> IterationRecord | None:
-        """Return an iteration's record, None if there is none yet."""
-        try:
-            return read_iteration(self.home, self.run.name, iteration)
-        except ObjectMissingError:
-            return None
+        return self.numbered_plan.plan
 
     @cached_property
     def engines(self) -> EnginePool:

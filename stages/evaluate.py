@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import JsonValue
-
 from plans.workflow import RlTask
 from stages.context import StageContext, StageOutcome
 from stages.errors import ContractError
+from stages.evaluations import stored_evaluation
 from stages.generate import run_prompts, sampling_metrics
 from stages.policy_files import policy_at_home
-from stages.reward_shards import ScoredShards, reward_shards
+from stages.reward_shards import reward_shards
 from stages.rollout_shards import Shard
 from stages.sampling import sample_shards, shard_keys
 from stages.shard_writer import RolloutBatch
 from stages.sharding import local_replicas
 from storage.layout import Split
 from storage.policies import head_version
-from storage.rollout_schema import Family
 
 
 def run_stage(context: StageContext) -> StageOutcome:
@@ -66,30 +64,9 @@ def evaluate_version(context: StageContext, version: int) -> StageOutcome:
     shards = [Shard(context.store, manifest) for manifest in sampled.manifests]
     rows = {prompt.row.prompt_id: prompt.row for prompt in chosen}
     scored = reward_shards(context, shards, rows, sampled.num_shards, Split.EVAL)
+    metrics = {**sampling_metrics(sampled, policy), **(stored_evaluation(context, version) or {}), "is_due": True}
     return StageOutcome(
         reused=sampled.num_reused == len(sampled.manifests) and scored.num_reused == len(shards),
         artefacts=(*shard_keys(sampled), *(manifest.key for manifest in scored.manifests)),
-        metrics={**sampling_metrics(sampled, policy), **evaluation_metrics(shards, scored), "is_due": True},
+        metrics=metrics,
     )
-
-
-def evaluation_metrics(shards: list[Shard], scored: ScoredShards) -> dict[str, JsonValue]:
-    """Return the score of an evaluation.
-
-    `score` counts a completion without an answer (unparsable, cut) as 0: it is not a right answer. Rows whose verifier
-    failed (timed out, crashed) are left out of it and counted.
-    """
-    statuses = dict(scored.num_by_status)
-    rewards = [
-        row["reward"]
-        for shard, manifest in zip(shards, scored.manifests, strict=True)
-        for row in Shard(shard.store, manifest).rows(Family.REWARD, ("row_id", "reward"))
-        if row["reward"] is not None
-    ]
-    judged = sum(count for name, count in statuses.items() if name not in ("timed_out", "crashed"))
-    return {
-        "score": sum(rewards) / judged if judged else None,
-        "reward_mean": scored.mean,
-        "reward_status": {**statuses},
-        "num_judged": judged,
-    }

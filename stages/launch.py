@@ -271,7 +271,10 @@ def _start(
             )
         except OSError as error:
             raise EngineUnavailableError(f"stage {request.stage} could not be started with {stage}: {error}") from error
-    return StageAttempt(folder, child)
+    attempt = StageAttempt(folder, child)
+    while attempt.pid() is None and attempt.is_alive():  # whoever gets the lock next must find it
+        time.sleep(0.002)
+    return attempt
 
 
 def _write(file: Path, text: str) -> None:

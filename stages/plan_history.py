@@ -1,0 +1,50 @@
+"""Which plan an iteration uses: plans are numbered from 0 and say from which iteration on they are in force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plans.plan import Plan
+from plans.plan_load import plan_from_document
+from storage.errors import ObjectMissingError
+from storage.runs import read_plan
+from storage.store import Store
+
+ADOPTED_AT = "adopted_at"
+"""Field of a plan's search record: the first iteration that uses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedPlan:
+    """A committed plan."""
+
+    number: int
+    """Plan number."""
+    adopted_at: int
+    """First iteration that uses it."""
+    plan: Plan
+    """The plan."""
+
+
+def committed_plans(store: Store, run: str) -> list[NumberedPlan]:
+    """Return all plans of a run, oldest first; numbers have no gaps, so nothing is listed."""
+    found: list[NumberedPlan] = []
+    while True:
+        number = len(found)
+        try:
+            document = read_plan(store, run, number)
+        except ObjectMissingError:
+            return found
+        plan = plan_from_document(document, f"plan {number} of run {run}")
+        found.append(NumberedPlan(number, int((plan.search.model_extra or {}).get(ADOPTED_AT, 0)), plan))
+
+
+def plan_of_iteration(plans: list[NumberedPlan], iteration: int) -> NumberedPlan | None:
+    """Return the plan in force at an iteration, None before the first one."""
+    return next((entry for entry in reversed(plans) if entry.adopted_at <= iteration), None)
+
+
+def with_adoption(plan: Plan, iteration: int) -> Plan:
+    """Return the plan with a note of the first iteration that uses it."""
+    search = type(plan.search).model_validate({**plan.search.model_dump(), ADOPTED_AT: iteration})
+    return plan.model_copy(update={"search": search})

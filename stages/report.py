@@ -1,0 +1,219 @@
+"""Stage report: the record of an iteration, from committed data and from the results of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from stages.context import StageContext, StageOutcome
+from stages.errors import ContractError
+from stages.evaluations import stored_evaluation
+from stages.policy_files import policy_at_home
+from stages.rollout_shards import Shard, all_shards
+from stages.rollout_statistics import alarms_of, rollout_metrics, troubles_of
+from stages.sharding import shard_ranges
+from stages.stage_times import StageTimes, read_results, stage_times
+from stages.tensorboard_export import write_scalars
+from storage import layout
+from storage.errors import ObjectMissingError
+from storage.metrics import export_metrics
+from storage.policies import Policy, head_version
+from storage.rollout_schema import Family
+from storage.runs import IterationRecord, read_iteration, write_iteration
+
+_COLUMNS: Final[Mapping[Family, Sequence[str]]] = {
+    Family.ROLLOUTS: ("row_id", "completion_token_ids", "finish_reason"),
+    Family.REWARD: ("row_id", "reward", "reward_status"),
+    Family.TRAINING: (
+        "row_id", "is_dropped", "dropped_reason", "staleness", "logprob_gap_max", "importance_weight_mean",
+        "importance_weight_max",
+    ),
+}  # fmt: skip
+
+#: Predicted phases of a plan by the stage that they are of.
+_PREDICTED: Final = {
+    "generation_s": "generate", "inference_s": "infer", "training_s": "train", "transfer_s": "weight_sync",
+}  # fmt: skip
+
+
+def run_stage(context: StageContext) -> StageOutcome:
+    """Write the record of an iteration that is committed, and the run's metrics."""
+    run, k, home = context.run.name, context.iteration, context.home
+    head = head_version(home, run)
+    if head is None or head < k + 1:
+        raise ContractError(
+            f"run {run}: iteration {k} is reported after version {k + 1} is committed, but the newest committed "
+            f"version is {head}; run stage commit_policy first."
+        )
+    record = find_record(context, k)
+    is_reused = record is not None
+    if record is None:
+        with context.phase("read"):
+            record = build_record(context)
+        with context.phase("commit"):
+            write_iteration(home, record)
+    with context.phase("metrics"):
+        manifest = export_metrics(home, run, created_by=context.created_by)
+        if context.job.metrics.tensorboard:
+            write_scalars(context.state_dir / "tensorboard" / run, k, _scalars(record))
+    return StageOutcome(
+        reused=is_reused,
+        artefacts=(layout.iteration_record(run, k), manifest.key),
+        metrics={
+            "reward_mean": record.metrics.get("reward_mean"),
+            "eval_reward_mean": record.metrics.get("eval_reward_mean"),
+            "overhead_fraction": record.metrics.get("overhead_fraction"),
+            "alarms": [*record.alarms],
+        },
+    )
+
+
+def find_record(context: StageContext, iteration: int) -> IterationRecord | None:
+    """Return an iteration's record, None if it was not reported."""
+    try:
+        return read_iteration(context.home, context.run.name, iteration)
+    except ObjectMissingError:
+        return None
+
+
+def build_record(context: StageContext) -> IterationRecord:
+    """Return the record of an iteration."""
+    k = context.iteration
+    policy = policy_at_home(context, k + 1)
+    training: Mapping[str, Any] = policy.manifest.metadata["training"]
+    shards = _shards(context)
+    rows = _joined(shards)
+    metrics, counts = rollout_metrics(rows)
+    counts = {**training["counts"], **counts}
+    times = stage_times(read_results(context.state_dir, context.run.name, k))
+    troubles = troubles_of(rows, counts["groups"], counts["groups_zero_variance"])
+    metrics |= _optimizer_metrics(training["optimizer_steps"])
+    metrics |= _evaluation_metrics(context, k)
+    metrics["tokens_per_s"] = _sampling_rate(shards[Family.ROLLOUTS], counts["tokens"])
+    metrics["overhead_fraction"] = times.overhead_fraction
+    metrics["zero_variance_fraction"] = counts["groups_zero_variance"] / max(1, counts["groups"])
+    return IterationRecord(
+        run=context.run.name,
+        iteration=k,
+        plan=context.plan_number,
+        policy_version_start=k,
+        policy_version_end=k + 1,
+        started_at=_moment(times.started_at),
+        ended_at=_moment(times.ended_at),
+        measured_s=dict(times.measured_s),
+        predicted_s=_predicted(context),
+        counts=counts,
+        metrics=metrics,
+        optimizer_steps=[_numbers(step) for step in training["optimizer_steps"]],
+        alarms=_alarms(context, troubles, training["optimizer_steps"]),
+        metadata=_metadata(context, policy, shards, times, troubles),
+    )
+
+
+def _metadata(
+    context: StageContext,
+    policy: Policy,
+    shards: Mapping[Family, Sequence[Shard]],
+    times: StageTimes,
+    troubles: Sequence[str],
+) -> dict[str, Any]:
+    rollouts = [shard.manifest for shard in shards[Family.ROLLOUTS]]
+    is_invariant = all(manifest.metadata.get("is_batch_invariant") for manifest in rollouts)
+    return {
+        "phases_s": {stage: dict(phases) for stage, phases in times.phases_s.items()},
+        "gaps_s": dict(times.gaps_s),
+        "missing": list(times.missing),
+        "troubles": list(troubles),
+        "weights_hash": policy.weights_hash,
+        "placement": context.plan.fingerprint,
+        "sampling_versions": sorted({version for manifest in rollouts for version in manifest.policy_versions}),
+        "max_staleness": context.job.max_staleness,
+        "reproducible": "bitwise in fp32, for every placement and retry" if is_invariant else "committed shards only",
+    }
+
+
+def _shards(context: StageContext) -> dict[Family, list[Shard]]:
+    job = context.job
+    num_shards = len(shard_ranges(job.planner.batch.prompts, job.prompts_per_shard))
+    return {family: all_shards(context, context.iteration, num_shards, family) for family in _COLUMNS}
+
+
+def _joined(shards: Mapping[Family, Sequence[Shard]]) -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for family, group in shards.items():
+        for shard in group:
+            for row in shard.rows(family, _COLUMNS[family]):
+                rows.setdefault(row["row_id"], {}).update(row)
+    return list(rows.values())
+
+
+def _sampling_rate(rollouts: Sequence[Shard], tokens: int) -> float | None:
+    """Return sampled tokens per second, from the start of the first engine call to the end of the last one."""
+    starts = [shard.manifest.metadata.get("started_at") for shard in rollouts]
+    ends = [shard.manifest.metadata.get("ended_at") for shard in rollouts]
+    if None in starts or None in ends:
+        return None
+    seconds = max(float(str(end)) for end in ends) - min(float(str(start)) for start in starts)
+    return tokens / seconds if seconds > 0 else None
+
+
+def _optimizer_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return the mean of every metric over the optimizer steps that were made."""
+    made = [step for step in steps if not step["is_skipped"]]
+    names = sorted({name for step in made for name in step} - {"optimizer_step", "is_skipped"})
+    values = {name: [step[name] for step in made if step.get(name) is not None] for name in names}
+    means: dict[str, float | None] = {
+        name: sum(found) / len(found) if found else None for name, found in values.items()
+    }
+    skipped = float(len(steps) - len(made))
+    return {**means, "optimizer_steps_made": float(len(made)), "optimizer_steps_skipped": skipped}
+
+
+def _evaluation_metrics(context: StageContext, iteration: int) -> dict[str, float | None]:
+    metrics: dict[str, float | None] = {}
+    after = stored_evaluation(context, iteration + 1)
+    if after is not None:
+        metrics["eval_reward_mean"] = after["score"]
+    before = stored_evaluation(context, 0) if iteration == 0 else None
+    if before is not None:
+        metrics["eval_reward_mean_before"] = before["score"]
+    return metrics
+
+
+def _predicted(context: StageContext) -> dict[str, float]:
+    phases = context.plan.predicted.get("phases")
+    if not isinstance(phases, dict):
+        return {}
+    return {
+        stage: float(value) for name, stage in _PREDICTED.items() if isinstance(value := phases.get(name), int | float)
+    }
+
+
+def _alarms(context: StageContext, troubles: Sequence[str], steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    wanted = context.job.limits.alarm_iterations
+    history: list[Sequence[str]] = [troubles]
+    for iteration in range(context.iteration - 1, max(-1, context.iteration - wanted), -1):
+        record = find_record(context, iteration)
+        history.insert(0, [] if record is None else record.metadata.get("troubles", []))
+    alarms = alarms_of(history, wanted)
+    skipped = sum(1 for step in steps if step["is_skipped"])
+    if skipped:
+        alarms.append(
+            f"{skipped} of {len(steps)} optimizer steps were skipped: loss or gradient was not finite; the rows are "
+            "dumped beside the trainer's state"
+        )
+    return alarms
+
+
+def _numbers(step: Mapping[str, Any]) -> dict[str, float | None]:
+    return {name: None if value is None else float(value) for name, value in step.items()}
+
+
+def _scalars(record: IterationRecord) -> dict[str, float]:
+    timed = {f"measured_s/{name}": value for name, value in record.measured_s.items()}
+    return {**{name: value for name, value in record.metrics.items() if value is not None}, **timed}
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

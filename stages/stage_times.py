@@ -1,0 +1,94 @@
+"""Seconds of an iteration's stages, and the gaps between them, from the results that stage processes left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from stages.contract import StageName, StageResult, StageStatus
+
+#: Groups of stages that follow each other in an iteration; the stages of one group run side by side.
+ORDER: Final = (
+    StageName.PLAN, StageName.GENERATE, StageName.INFER, StageName.TRAIN, StageName.COMMIT_POLICY,
+    StageName.WEIGHT_SYNC, StageName.EVALUATE,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTimes:
+    """What is known of an iteration's time."""
+
+    measured_s: Mapping[str, float]
+    """Seconds from the first start to the last end, by stage."""
+    phases_s: Mapping[str, Mapping[str, float]]
+    """Seconds by stage and phase; of several machines the longest."""
+    gaps_s: Mapping[str, float]
+    """Seconds between the end of a stage's work and the start of the next one's, by `<stage>-><stage>`."""
+    started_at: float | None
+    """Start of the plan stage, Unix seconds; None when no result was found."""
+    ended_at: float | None
+    """End of the last stage found."""
+    missing: Sequence[str]
+    """What could not be measured, one sentence each."""
+
+    @property
+    def overhead_fraction(self) -> float | None:
+        """Share of the iteration in gaps, in [0, 1]."""
+        if self.started_at is None or self.ended_at is None or self.ended_at <= self.started_at:
+            return None
+        return min(1.0, sum(max(0.0, gap) for gap in self.gaps_s.values()) / (self.ended_at - self.started_at))
+
+
+def read_results(state_dir: Path, run: str, iteration: int) -> list[StageResult]:
+    """Return the results of an iteration that lie in this machine's job folders; unreadable files are left out."""
+    found = []
+    for path in sorted((state_dir / "jobs" / run / f"{iteration:06d}").glob("**/result.json")):
+        try:
+            result = StageResult.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            continue  # being written, or of another version
+        if result.run == run and result.iteration == iteration:
+            found.append(result)
+    return found
+
+
+def stage_times(results: Sequence[StageResult]) -> StageTimes:
+    """Return the times of the attempts that did the work.
+
+    Of the results of one request, the last one that computed something counts; a repeated stage that only found its
+    artefacts does not hide the time that making them took.
+    """
+    chosen: dict[StageName, list[StageResult]] = {}
+    for request in dict.fromkeys((result.stage, result.fingerprint) for result in results):
+        same = [r for r in results if (r.stage, r.fingerprint) == request and r.status is StageStatus.OK]
+        working = [result for result in same if not result.reused] or same
+        if working:
+            chosen.setdefault(request[0], []).append(max(working, key=lambda result: result.ended_at))
+    spans = {
+        stage: (min(r.started_at for r in group), max(r.ended_at for r in group)) for stage, group in chosen.items()
+    }
+    present = [stage for stage in ORDER if stage in spans]
+    phases: dict[str, dict[str, float]] = {}
+    for stage, group in chosen.items():
+        for result in group:
+            known = phases.setdefault(stage.value, {})
+            known.update({name: max(known.get(name, 0.0), seconds) for name, seconds in result.phases_s.items()})
+    return StageTimes(
+        measured_s={stage.value: end - start for stage, (start, end) in spans.items()},
+        phases_s=phases,
+        gaps_s={
+            f"{before.value}->{after.value}": spans[after][0] - spans[before][1] for before, after in pairwise(present)
+        },
+        started_at=min((spans[stage][0] for stage in present), default=None),
+        ended_at=max((spans[stage][1] for stage in present), default=None),
+        missing=[
+            f"{stage.value}: no result of this iteration in this machine's job folders"
+            for stage in ORDER
+            if stage not in spans
+        ],
+    )
