@@ -149,8 +149,6 @@ class RunFollower:
                 record = read_iteration(self.store, self.entry.run, k)
             except (ObjectMissingError, TransientStorageError):
                 break
-            if record.ended_at is None:
-                break
             self.records[k] = record
             events.append(record_line(record, self.entry.iterations))
             k += 1

@@ -54,6 +54,8 @@ RULES: Final = (
     _again(store.StorageError, 5, "the store failed for a reason that has no class of its own"),
     _never(planning.SpecError, "the cluster or job file must be changed"),
     _never(planning.InfeasibleError, "no placement exists on this cluster"),
+    _never(planning.PlanMismatchError, "the plan belongs to another cluster or job"),
+    _never(planning.SearchError, "the same search gives the same answer"),
     _never(planning.PlanningError, "the planner gives the same answer again"),
 )
 """Class to decision, most specific first."""

@@ -48,7 +48,7 @@ class RunEntry(_Document):
     max_staleness: int = Field(default=0, ge=0)
     """Policy versions a rollout may lag; 0 is synchronous."""
     evaluate_every: int = Field(default=0, ge=0)
-    """Evaluate after every n-th iteration; 0 only at the first and the last one."""
+    """Evaluate after every n-th iteration and after the last one; 0 only after the last one."""
     profile_every: int = Field(default=0, ge=0)
     """Measure the machines at every n-th iteration; 0 only at the first one."""
     gate_deadline_s: float = Field(default=7 * 24 * 3600.0, gt=0)
@@ -88,11 +88,9 @@ class RunEntry(_Document):
         return iteration == 0 or (self.profile_every > 0 and iteration % self.profile_every == 0)
 
     def is_evaluation_due(self, iteration: int) -> bool:
-        """Whether an iteration evaluates: the first (before and after it), every n-th and the last one."""
+        """Whether the policy that an iteration made is evaluated: every n-th and the last one."""
         done = iteration + 1
-        return (
-            iteration == 0 or done == self.iterations or (self.evaluate_every > 0 and done % self.evaluate_every == 0)
-        )
+        return done == self.iterations or (self.evaluate_every > 0 and done % self.evaluate_every == 0)
 
     def to_json(self) -> str:
         """Return the document as text, stable in order and layout."""

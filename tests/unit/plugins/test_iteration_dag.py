@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("airflow.sdk")
+
+from airflow.models.serialized_dag import SerializedDagModel
+from airflow.sdk import TriggerRule
+from airflow.serialization.serialized_objects import DagSerialization
+
+from plugins.iteration_dag import build_run_dag, build_run_dags
+from stages.run_entry import MachineEntry, RunEntry
+
+
+def machine(name: str, region: str) -> MachineEntry:
+    return MachineEntry(name=name, queue=f"q-{name}", region=region)
+
+
+ONE = RunEntry(run="demo", roots={"local": "file:///data"}, machines=(machine("a", "local"),), iterations=5)
+TWO = RunEntry(
+    run="wide",
+    roots={"east": "s3://east", "west": "s3://west"},
+    machines=(machine("a", "east"), machine("b", "west")),
+    iterations=7,
+    max_staleness=2,
+)
+
+
+def edges(entry: RunEntry) -> dict[str, list[str]]:
+    return {task.task_id: sorted(task.downstream_task_ids) for task in build_run_dag(entry).tasks}
+
+
+def test_dag_of_one_machine_is_a_chain_after_its_first_step() -> None:
+    assert edges(ONE) == {
+        "prepare": ["plan"],
+        "profile.q-a": ["plan"],
+        "plan": ["wait_for_policy"],
+        "wait_for_policy": ["generate.q-a"],
+        "generate.q-a": ["infer.q-a"],
+        "infer.q-a": ["train.q-a"],
+        "train.q-a": ["commit_policy"],
+        "commit_policy": ["sync.local"],
+        "sync.local": ["evaluate"],
+        "evaluate": ["report"],
+        "report": [],
+    }
+
+
+def test_dag_of_two_machines_has_a_row_per_queue_and_region_and_a_gate_before_training() -> None:
+    found = edges(TWO)
+    assert found["wait_for_policy"] == ["generate.q-a", "generate.q-b"]
+    assert found["generate.q-a"] == found["generate.q-b"] == ["infer.q-a", "infer.q-b"]
+    assert found["infer.q-b"] == ["wait_for_turn"]
+    assert found["wait_for_turn"] == ["train.q-a", "train.q-b"]
+    assert found["commit_policy"] == ["sync.east", "sync.west"]
+    assert found["sync.west"] == ["evaluate"]
+
+
+def test_dag_settings_follow_from_the_staleness_bound() -> None:
+    sync, asynchronous = build_run_dag(ONE), build_run_dag(TWO)
+    assert (sync.max_active_runs, sync.max_consecutive_failed_dag_runs) == (1, 1)
+    assert (asynchronous.max_active_runs, asynchronous.max_consecutive_failed_dag_runs) == (3, 0)
+    assert sync.catchup
+    assert {kind.value for kind in sync.allowed_run_types or ()} == {"scheduled", "backfill"}
+
+
+def test_every_task_has_owner_retries_policy_queue_and_a_rule_that_passes_over_skipped_rows() -> None:
+    for task in build_run_dag(TWO).tasks:
+        assert (task.owner, task.retries, task.depends_on_past) == ("motley", 3, False)
+        assert task.retry_policy is not None
+        assert task.queue in {"q-a", "q-b"}
+        assert task.trigger_rule == TriggerRule.NONE_FAILED
+
+
+def test_rows_run_on_their_machines_queue_and_root() -> None:
+    tasks = {task.task_id: task for task in build_run_dag(TWO).tasks}
+    sync: Any = tasks["sync.west"]
+    assert (sync.queue, sync.stage_params, sync.request(0).root) == ("q-b", {"region": "west"}, "s3://west")
+
+
+@pytest.mark.parametrize("entry", [ONE, TWO])
+def test_serialised_dag_is_the_same_in_every_process(entry: RunEntry) -> None:
+    """No churn of DAG versions: the scheduler makes a new version whenever the serialised form differs."""
+    script = (
+        "import sys\nfrom airflow.models.serialized_dag import SerializedDagModel\n"
+        "from airflow.serialization.serialized_objects import DagSerialization\n"
+        "from plugins.iteration_dag import build_run_dag\nfrom stages.run_entry import RunEntry\n"
+        "entry = RunEntry.model_validate_json(sys.stdin.read())\n"
+        "print('@' + SerializedDagModel.hash(DagSerialization.to_dict(build_run_dag(entry))))"
+    )
+
+    def hash_elsewhere(seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[3])}
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            input=entry.to_json(), env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout.rpartition("@")[2].strip()
+
+    here = SerializedDagModel.hash(DagSerialization.to_dict(build_run_dag(entry)))
+    assert [hash_elsewhere("1"), hash_elsewhere("2")] == [here, here]
+
+
+def test_serialised_dag_keeps_the_timetable() -> None:
+    again = DagSerialization.from_dict(DagSerialization.to_dict(build_run_dag(ONE)))
+    assert again.timetable.serialize() == {"run": "demo", "iterations": 5}
+
+
+def test_unusable_entry_hides_no_other_run(tmp_path: Path) -> None:
+    (tmp_path / "demo.json").write_text(ONE.to_json())
+    (tmp_path / "broken.json").write_text("{")
+    found = build_run_dags([tmp_path / "broken.json", tmp_path / "demo.json"])
+    assert list(found) == ["motley__demo"]
+
+
+def test_only_the_wanted_dag_is_built(tmp_path: Path) -> None:
+    for entry in (ONE, TWO):
+        (tmp_path / f"{entry.run}.json").write_text(entry.to_json())
+    assert list(build_run_dags(sorted(tmp_path.iterdir()), wanted="motley__wide")) == ["motley__wide"]
