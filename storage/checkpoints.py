@@ -24,6 +24,7 @@ from storage.errors import (
 )
 from storage.layout import checkpoint_folder, checkpoint_index, checkpoints_folder
 from storage.manifest import Manifest, PartSource, commit, load_manifest, part_faults, read_part
+from storage.policies import num_rollbacks, read_head
 from storage.store import Store
 
 CHECKPOINT_KIND = "checkpoint"
@@ -116,12 +117,13 @@ def save_checkpoint(
         )
         raise InvalidInputError(message)
     folder = checkpoint_folder(run, version)
+    rollbacks = num_rollbacks(read_head(store, run), version)
     manifest = commit(
         store,
         folder,
         {name: PartSource(data) for name, data in files.items()},
         kind=CHECKPOINT_KIND,
-        input_fingerprint=fingerprint(CHECKPOINT_KIND, run, version, config_hash, dataset_fingerprint),
+        input_fingerprint=fingerprint(CHECKPOINT_KIND, run, version, config_hash, dataset_fingerprint, rollbacks),
         created_by=created_by,
         policy_versions=(version,),
         metadata={
@@ -150,7 +152,7 @@ def load_checkpoint(
     Args:
         store: Where from.
         run: Run name.
-        version: Exact version; default the newest complete one.
+        version: Exact version (give it after a rollback of the policy); default the newest complete one.
         config_hash: If given, must be the resume point's.
         dataset_fingerprint: If given, must be the resume point's.
 

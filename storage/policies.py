@@ -114,7 +114,7 @@ def publish_policy(
         folder,
         {name: PartSource(data) for name, data in files.items()},
         kind=POLICY_KIND,
-        input_fingerprint=fingerprint(POLICY_KIND, run, version),
+        input_fingerprint=fingerprint(POLICY_KIND, run, version, num_rollbacks(head, version)),
         created_by=created_by,
         policy_versions=(version,),
         metadata={**(metadata or {}), "weights_hash": digest},
@@ -181,6 +181,8 @@ def advance_head(store: Store, run: str, version: int) -> PolicyHead:
 def roll_back_head(store: Store, run: str, version: int, *, reason: str, at: datetime) -> PolicyHead:
     """Set the head back on purpose and record why.
 
+    Versions above the new head stay readable until they are published anew, which this permits.
+
     Args:
         store: Where.
         run: Run name.
@@ -203,6 +205,11 @@ def roll_back_head(store: Store, run: str, version: int, *, reason: str, at: dat
     policy = resolve_policy(store, run, version)
     record = Rollback(from_version=head.version, to_version=version, reason=reason, at=at)
     return _publish_head(store, run, policy, (*head.rollbacks, record), head)
+
+
+def num_rollbacks(head: PolicyHead | None, version: int) -> int:
+    """Return how often the head was set back below a version: each time the version may be made anew."""
+    return 0 if head is None else sum(entry.to_version < version for entry in head.rollbacks)
 
 
 def local_policy_folder(store: Store, policy: Policy) -> Path | None:

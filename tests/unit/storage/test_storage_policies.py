@@ -91,6 +91,16 @@ def test_head_moves_back_only_with_a_record(store: Store) -> None:
     assert head_version(store, RUN) == 1
 
 
+def test_versions_above_a_rollback_are_made_anew_and_those_below_stand(store: Store) -> None:
+    for version in (0, 1, 2):
+        _publish(store, version)
+    roll_back_head(store, RUN, 1, reason="diverged", at=NOW)
+    assert _publish(store, 2, value=9) == weights_hash(policy_files(9))
+    assert resolve_policy(store, RUN).weights_hash == weights_hash(policy_files(9))
+    with pytest.raises(AlreadyPublishedError):
+        _publish(store, 1, value=9)
+
+
 def test_head_cannot_name_what_is_not_committed(store: Store) -> None:
     with pytest.raises(ObjectMissingError):
         advance_head(store, RUN, 5)
