@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.data.dataset import Dataset, split_rows
@@ -19,6 +19,7 @@ def rows(size: int) -> tuple[PromptRow, ...]:
     )
 
 
+@settings(deadline=None)
 @given(sizes, seeds, st.floats(0, 0.49), st.randoms(use_true_random=False))
 def test_split_is_a_partition_that_ignores_row_order(size: int, seed: int, fraction: float, random) -> None:
     original = rows(size)
@@ -31,6 +32,7 @@ def test_split_is_a_partition_that_ignores_row_order(size: int, seed: int, fract
     assert {row.prompt_id for row in held_out_of_shuffled} == {row.prompt_id for row in held_out}
 
 
+@settings(deadline=None)
 @given(sizes, seeds, st.data())
 def test_epoch_holds_no_prompt_twice_and_any_iteration_is_found_without_the_others(
     size: int, seed: int, data: st.DataObject
@@ -47,6 +49,7 @@ def test_epoch_holds_no_prompt_twice_and_any_iteration_is_found_without_the_othe
         assert prompts_for_iteration(Dataset(rows(size)), seed, iteration, num_prompts) == batches[iteration]
 
 
+@settings(deadline=None)
 @given(st.text(), st.text(), st.text() | st.none(), st.text(), st.text(), st.text() | st.none())
 def test_content_digests_are_equal_exactly_for_equal_content(
     environment: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.data.rows import PromptRow
@@ -28,6 +28,7 @@ def item(text: str, answer: str, finish: FinishReason = FinishReason.STOP) -> Sc
     return ScoringItem(row=row, text=text, finish_reason=finish)
 
 
+@settings(deadline=None)
 @given(answers)
 def test_gold_answer_always_scores_one_and_has_no_gold_fault(answer: str) -> None:
     scorer = Scorer(EXACT)
@@ -35,12 +36,14 @@ def test_gold_answer_always_scores_one_and_has_no_gold_fault(answer: str) -> Non
     assert scorer.gold_faults(item(answer, answer).row) == []
 
 
+@settings(deadline=None)
 @given(answers, answers)
 def test_value_is_the_weighted_sum_of_the_parts(text: str, answer: str) -> None:
     result = Scorer(WEIGHTED).score(item(text, answer))
     assert result.value == 2.0 * result.parts["exact_answer"] - 0.5 * result.parts["format"]
 
 
+@settings(deadline=None)
 @given(answers, answers, st.sampled_from(FinishReason), st.booleans())
 def test_only_complete_completions_reach_a_verifier_unless_asked_for(
     text: str, answer: str, finish: FinishReason, score_truncated: bool
@@ -51,6 +54,7 @@ def test_only_complete_completions_reach_a_verifier_unless_asked_for(
     assert early == (None if reaches else RewardResult(value=None, status=RewardStatus.TRUNCATED))
 
 
+@settings(deadline=None)
 @given(answers, answers)
 def test_items_and_results_survive_json(text: str, answer: str) -> None:
     original = item(text, answer, FinishReason.LENGTH)

@@ -57,6 +57,7 @@ def part_of(batch: PolicyBatch, rows: slice, logprobs: torch.Tensor) -> PolicyBa
     )
 
 
+@settings(deadline=None)
 @given(rewards_lists, seeds, specs)
 def test_advantages_of_a_group_sum_to_zero(rewards: list[float], seed: int, spec: AdvantageSpec) -> None:
     values, valid, groups = grouped(rewards, seed)
@@ -67,6 +68,7 @@ def test_advantages_of_a_group_sum_to_zero(rewards: list[float], seed: int, spec
         assert abs(result.values[members].sum()) <= 1e-9 * scale
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-8, 8), min_size=2, max_size=24), seeds, specs, st.integers(-100, 100))
 def test_advantages_do_not_change_when_all_rewards_shift(
     rewards: list[int], seed: int, spec: AdvantageSpec, shift: int
@@ -77,6 +79,7 @@ def test_advantages_do_not_change_when_all_rewards_shift(
     np.testing.assert_allclose(after, before, atol=1e-9)
 
 
+@settings(deadline=None)
 @given(rewards_lists, seeds, specs)
 def test_n11_shuffled_rows_give_bit_equal_advantages(rewards: list[float], seed: int, spec: AdvantageSpec) -> None:
     values, valid, groups = grouped(rewards, seed)
@@ -87,6 +90,7 @@ def test_n11_shuffled_rows_give_bit_equal_advantages(rewards: list[float], seed:
     assert after.zero_variance.tolist() == before.zero_variance[order].tolist()
 
 
+@settings(deadline=None)
 @given(rewards_lists, seeds, specs)
 def test_n12_rewards_of_invalid_rows_are_never_read(rewards: list[float], seed: int, spec: AdvantageSpec) -> None:
     values, valid, groups = grouped(rewards, seed)
@@ -150,6 +154,7 @@ def test_n14_k2_and_k3_are_non_negative_and_zero_for_equal_policies(logprobs: li
         assert (kl_per_token(policy, policy + distance, mask, estimator) >= -1e-7).all()
 
 
+@settings(deadline=None)
 @given(seeds)
 def test_gae_with_lambda_one_is_return_minus_value(seed: int) -> None:
     rng = np.random.default_rng(seed)

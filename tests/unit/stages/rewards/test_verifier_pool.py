@@ -26,7 +26,7 @@ def item(text: str, finish: FinishReason = FinishReason.STOP, answer: str = "rig
 def callable_spec(**fields: object) -> RewardsSpec:
     term = {"name": "python_callable", "label": "judge", "options": {"target": "sample_verifiers:judge_by_text"}}
     term["options"] |= fields.pop("options", {})
-    return RewardsSpec.model_validate({"terms": [term], "deadline_s": 0.5, "max_attempts": 1} | fields)
+    return RewardsSpec.model_validate({"terms": [term], "deadline_s": 1.0, "max_attempts": 1} | fields)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_right_and_wrong_answers_are_ok_with_one_and_zero(pool: VerifierPool) ->
 @pytest.mark.parametrize("text", ["hang", "sleep"])
 def test_r1_a_verifier_that_hangs_is_timed_out_without_a_value_and_replaced(pool: VerifierPool, text: str) -> None:
     result = score_one(pool, text)
-    assert (result.value, result.status, result.error) == (None, RewardStatus.TIMED_OUT, "no reply within 0.5 s")
+    assert (result.value, result.status, result.error) == (None, RewardStatus.TIMED_OUT, "no reply within 1.0 s")
     assert score_one(pool, "right") == RIGHT
 
 
@@ -170,7 +170,7 @@ def test_gold_check_of_a_verifier_that_hangs_is_a_fault(pool: VerifierPool) -> N
     with VerifierPool(spec, allow_python_callables=True) as started:
         faults = started.gold_faults(rows)
     assert faults == [
-        GoldFault(prompt_id="e/2", reasons=("timed_out: no reply within 0.5 s",)),
+        GoldFault(prompt_id="e/2", reasons=("timed_out: no reply within 1.0 s",)),
         GoldFault(prompt_id="e/3", reasons=("RuntimeError: broken verifier",)),
     ]
 

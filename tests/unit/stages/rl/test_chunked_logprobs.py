@@ -82,6 +82,42 @@ def test_chunked_logprobs_of_bf16_states_are_fp32() -> None:
     assert (logprobs.dtype, entropy.dtype, hidden.grad.dtype) == (torch.float32, torch.float32, torch.bfloat16)
 
 
+def test_head_bias_gets_its_gradient() -> None:
+    hidden, weight, targets, temperature = inputs()
+    bias = torch.linspace(-1, 1, 13).requires_grad_()
+    chunked_logprobs(hidden, weight, targets, head_bias=bias, temperature=temperature, chunk_tokens=4)[
+        0
+    ].sum().backward()
+    ours = bias.grad.clone()
+    bias.grad = None
+    log_softmax = torch.log_softmax((hidden @ weight.T + bias) / temperature.unsqueeze(-1), -1)
+    log_softmax.gather(-1, targets.unsqueeze(-1)).sum().backward()
+    torch.testing.assert_close(ours, bias.grad)
+
+
+def test_under_autocast_the_product_runs_in_its_dtype_forward_and_backward() -> None:
+    hidden, weight, targets, _ = inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logprobs, _ = chunked_logprobs(hidden, weight, targets, chunk_tokens=4)
+    logprobs.sum().backward()
+    plain_hidden, plain_weight = (x.detach().bfloat16().requires_grad_() for x in (hidden, weight))
+    expected, _ = chunked_logprobs(plain_hidden, plain_weight, targets, chunk_tokens=4)
+    expected.sum().backward()
+    assert torch.equal(logprobs, expected)
+    assert hidden.grad.dtype == torch.float32
+    assert torch.equal(hidden.grad, plain_hidden.grad.float())
+
+
+def test_extreme_logits_stay_finite_forward_and_backward() -> None:
+    hidden = torch.tensor([[1e4, -1e4]], requires_grad=True)
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], requires_grad=True)
+    logprobs, entropy = chunked_logprobs(hidden, weight, torch.tensor([1]), with_entropy=True)
+    (logprobs + entropy).sum().backward()
+    assert (logprobs.item(), entropy.item()) == (-2e4, 0.0)
+    assert torch.isfinite(hidden.grad).all()
+    assert torch.isfinite(weight.grad).all()
+
+
 def test_chunked_logprobs_of_no_tokens_are_empty() -> None:
     _, weight, _, _ = inputs()
     logprobs, entropy = chunked_logprobs(torch.zeros(0, 6), weight, torch.zeros(0, dtype=torch.long), with_entropy=True)
