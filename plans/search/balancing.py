@@ -1,8 +1,8 @@
 """Load balancing inside plan evaluation: layers per stage and samples per replica of a layout (HetRL section 4.4).
 
-The strategies and their rules are those of `plans.balance`; here they are applied with the linear unit costs of the
-cost model, because a search does it for every layout it prices. Lengths are equal for the analytic model, so strategy
-(b) amounts to sample counts in proportion to speed.
+The strategies are those of `plans.balance`; here they are applied with the linear unit costs of the cost model in array
+form, because a search does it for every layout it prices. Lengths are equal for the analytic model, so strategy (b)
+amounts to sample counts in proportion to speed. Unit costs only steer the shares: the price is the evaluator's.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plans.balance import balance_layers, proportional_shares
+from plans.cost.compact import GpuGrid
 from plans.cost.evaluator import PlanEvaluator
 from plans.errors import InfeasibleError
 from plans.memory import TaskMemory
-from plans.search.layouts import LayerSplit, TaskLayout
+from plans.search.layouts import LayerSplit
 from plans.workflow import RlTask
 
 FloatArray = NDArray[np.float64]
@@ -42,10 +43,10 @@ class Balancing:
         return cls(generation_samples=False, other_samples=False, layers=False)
 
 
-class LayerBalancer:
-    """Layers per stage for the layouts of one task."""
+class TaskRates:
+    """Unit costs and layer splits for the layouts of one task."""
 
-    def __init__(self, evaluator: PlanEvaluator, task: RlTask) -> None:
+    def __init__(self, evaluator: PlanEvaluator, task: RlTask, micro_batch_size: int) -> None:
         """Read the task's constants."""
         self._terms = evaluator.terms[task]
         self._links = evaluator.links
@@ -53,9 +54,10 @@ class LayerBalancer:
         view = evaluator.view
         self._machine_of = view.machine_of
         self._capacity = view.memory_bytes - view.reserve_bytes
-        self._mbs = evaluator.job.training.micro_batch_size
+        self._mbs = micro_batch_size
+        self._bytes: dict[tuple[int, int], tuple[float, float, float]] = {}
 
-    def layers(self, grid: NDArray[np.int32], split: LayerSplit) -> tuple[int, ...] | None:
+    def layers(self, grid: GpuGrid, split: LayerSplit) -> tuple[int, ...] | None:
         """Return layers per stage [pp] of a placement [dp, pp, tp]; None where no split fits memory or layers."""
         stages = grid.shape[1]
         total = self._terms.num_layers
@@ -67,43 +69,122 @@ class LayerBalancer:
             return proportional_shares(total, [1.0] * stages)
         if split is LayerSplit.MEMORY:
             return proportional_shares(total, self._capacity[grid].min(axis=(0, 2)).tolist())
-        costs = self.layer_costs(grid)
+        costs = self._layer_costs(grid)
+        if not np.isfinite(costs).all():  # a TP group over a forbidden link: no split helps
+            return proportional_shares(total, [1.0] * stages)
         relative = (costs / costs.mean(axis=1, keepdims=True)).max(axis=0)
         try:
             return balance_layers(total, relative.tolist(), caps=self._caps(grid))
         except InfeasibleError:
             return None
 
-    def layer_costs(self, grid: NDArray[np.int32]) -> FloatArray:
+    def resident_share(self, grid: GpuGrid, layers: Sequence[int]) -> float:
+        """Return the largest share of a GPU's memory that its shard of the model fills."""
+        per_layer, first, last = self._resident(grid.shape[2], grid.shape[0])
+        held = np.array(layers) * per_layer
+        held[0] += first
+        held[-1] += last
+        return float((held / self._capacity[grid].min(axis=(0, 2))).max())
+
+    def replica_unit_s(self, grid: GpuGrid, layers: Sequence[int], rooms: Sequence[int]) -> FloatArray | None:
+        """Return seconds per sample of each replica [dp]; None where a TP group spans machines.
+
+        Args:
+            grid: placement [dp, pp, tp].
+            layers: layers per stage [pp].
+            rooms: decode batch per replica [dp]; empty for tasks that don't decode.
+        """
+        terms, tp = self._terms, grid.shape[2]
+        machines = self._machine_of[grid]
+        here: NDArray[np.int64] = machines[:, :, 0]
+        if tp > 1 and not (machines == here[:, :, None]).all():
+            return None
+        count = np.array(layers, dtype=np.float64)
+        flop_per_s = terms.compute_flop_per_s[grid].min(axis=2) * tp
+        work = count * terms.layer_flop
+        work[-1] += terms.head_flop
+        seconds: FloatArray = terms.passes * work / flop_per_s
+        if tp > 1:
+            seconds = seconds + terms.tp_count / self._mbs * count * self._ring_s(
+                here, terms.tp_bytes(self._mbs, tp), tp
+            )
+        if len(layers) > 1:
+            pair = self._pair_s(here, terms.pp_bytes(self._mbs))
+            seconds[:, :-1] += terms.pp_count / self._mbs * pair
+        if terms.decode is not None:
+            seconds = seconds + self._decode_unit_s(grid, count, here, np.array(rooms, dtype=np.float64)[:, None])
+        unit: FloatArray = seconds.max(axis=1)
+        return unit
+
+    def _decode_unit_s(self, grid: GpuGrid, count: FloatArray, here: NDArray[np.int64], batch: FloatArray) -> FloatArray:
+        """Return decode seconds per sample of each stage [dp, pp]; `batch` is [dp, 1]."""
+        terms, tp = self._terms, grid.shape[2]
+        decode = terms.decode
+        if decode is None:
+            return np.zeros(grid.shape[:2])
+        weights = count * decode.layer_bytes
+        weights[-1] += decode.head_bytes
+        cache = batch * count * decode.cache_bytes / min(tp, decode.kv_heads)
+        memory_s = (weights / tp + cache) / terms.hbm_bytes_per_s[grid].min(axis=2)
+        flop = count * decode.layer_flop
+        flop[-1] += decode.head_flop
+        compute_s = batch * flop / tp / terms.compute_flop_per_s[grid].min(axis=2)
+        step: FloatArray = np.maximum(memory_s, compute_s) + count * decode.layer_overhead_s[grid].max(axis=2)
+        if decode.tp_count and tp > 1:
+            step += decode.tp_count * count * self._ring_s(here, 2.0 * (tp - 1) / tp * batch * decode.token_bytes, tp)
+        if decode.token_bytes and len(count) > 1:
+            step[:, :-1] += self._pair_s(here, batch * decode.token_bytes)
+        return decode.lengths.response / batch * step
+
+    def _layer_costs(self, grid: GpuGrid) -> FloatArray:
         """Return seconds per layer and sample of each stage [dp, pp]: compute, TP rings, decoding."""
-        terms = self._terms
-        tp = grid.shape[2]
+        terms, tp = self._terms, grid.shape[2]
         costs: FloatArray = terms.passes * terms.layer_flop / (terms.compute_flop_per_s[grid].min(axis=2) * tp)
         if tp > 1:
-            costs = costs + terms.tp_count / self._mbs * self._rings(grid, terms.tp_bytes(self._mbs, tp))
+            costs = costs + terms.tp_count / self._mbs * self._any_ring_s(grid, terms.tp_bytes(self._mbs, tp))
         if terms.decode is not None:
             # One sequence of a decode batch of typical size; only the relation between stages matters.
             read = terms.decode.lengths.response * terms.decode.layer_bytes / 64.0
             costs = costs + read / (terms.hbm_bytes_per_s[grid].min(axis=2) * tp)
         return costs
 
-    def _rings(self, grid: NDArray[np.int32], num_bytes: float) -> FloatArray:
-        machines = np.sort(self._machine_of[grid], axis=2)
-        flat = machines.reshape(-1, grid.shape[2])
-        rings = [self._links.ring_s(tuple(row), num_bytes) for row in flat.tolist()]
-        return np.array(rings).reshape(grid.shape[:2])
+    def _any_ring_s(self, grid: GpuGrid, num_bytes: float) -> FloatArray:
+        machines = self._machine_of[grid]
+        if (machines == machines[:, :, :1]).all():
+            return self._ring_s(machines[:, :, 0], num_bytes, grid.shape[2])
+        flat = np.sort(machines, axis=2).reshape(-1, grid.shape[2])
+        return np.array([self._links.ring_s(tuple(row), num_bytes) for row in flat.tolist()]).reshape(grid.shape[:2])
 
-    def _caps(self, grid: NDArray[np.int32]) -> list[int]:
+    def _ring_s(self, machine: NDArray[np.int64], num_bytes: float | FloatArray, tp: int) -> FloatArray:
+        """Return the ring inside a machine of each stage [dp, pp]."""
+        steps = 2 * (tp - 1) if self._links.latency_per_step else 1
+        ring: FloatArray = steps * self._links.latency_s[machine, machine]
+        return ring + num_bytes * self._links.s_per_byte[machine, machine]
+
+    def _pair_s(self, machine: NDArray[np.int64], num_bytes: float | FloatArray) -> FloatArray:
+        """Return the transfer from each stage to the next [dp, pp - 1]."""
+        a, b = machine[:, :-1], machine[:, 1:]
+        pair: FloatArray = self._links.latency_s[a, b] + num_bytes * self._links.s_per_byte[a, b]
+        return pair
+
+    def _caps(self, grid: GpuGrid) -> list[int]:
         """Return the most layers of each stage that its GPUs could hold if they held nothing else."""
-        memory, stages, tp = self._memory, grid.shape[1], grid.shape[2]
+        per_layer, first, last = self._resident(grid.shape[2], grid.shape[0])
         room = self._capacity[grid].min(axis=(0, 2))
-        caps = []
-        for j in range(stages):
-            one, two = (
-                memory.model_bytes(n, is_first=j == 0, is_last=j == stages - 1, tp=tp, dp=grid.shape[0]) for n in (1, 2)
-            )
-            caps.append(1 + math.floor(max(0.0, float(room[j]) - one) / (two - one)))
-        return caps
+        room[0] -= first
+        room[-1] -= last
+        return [max(1, math.floor(value)) for value in (room / per_layer).tolist()]
+
+    def _resident(self, tp: int, dp: int) -> tuple[float, float, float]:
+        """Return resident bytes per layer, and the extra of the first and the last stage."""
+        found = self._bytes.get((tp, dp))
+        if found is None:
+            memory = self._memory
+            one = memory.model_bytes(1, is_first=False, is_last=False, tp=tp, dp=dp)
+            first = memory.model_bytes(1, is_first=True, is_last=False, tp=tp, dp=dp) - one
+            last = memory.model_bytes(1, is_first=False, is_last=True, tp=tp, dp=dp) - one
+            found = self._bytes[tp, dp] = (one, first, last)
+        return found
 
 
 def share_samples(total: int, unit_s: Sequence[float]) -> tuple[int, ...]:

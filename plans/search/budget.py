@@ -112,6 +112,11 @@ class Meter:
         """Count evaluations that were done."""
         self.evaluations += evaluations
 
+    def spend_at_most(self, evaluations: int) -> None:
+        """Count evaluations that were done in a block whose size was not known before; the limit is not passed."""
+        left = self.remaining_evaluations
+        self.evaluations += evaluations if left is None else min(evaluations, left)
+
     @property
     def termination(self) -> str:
         """Why the search ended, in words for `search.termination`."""

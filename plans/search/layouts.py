@@ -9,7 +9,7 @@ regions may be left out. Which guess is good is for the cost model to say.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -29,22 +29,6 @@ class LayerSplit(StrEnum):
     """In proportion to the memory of the stages' GPUs."""
     EVEN = "even"
     """Evenly."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskLayout:
-    """Degrees and placement of one task, by GPU index."""
-
-    dp: int
-    """Replicas."""
-    pp: int
-    """Stages per replica."""
-    tp: int
-    """Shards per stage."""
-    gpus: tuple[int, ...]
-    """GPU of each tasklet: replica by replica, stage by stage, shard by shard (dp * pp * tp of them)."""
-    split: LayerSplit = LayerSplit.SPEED
-    """How layers are shared out; matters with pp > 1 and unlike GPUs only."""
 
 
 class Arrangement(StrEnum):
@@ -68,6 +52,24 @@ class Recipe:
     """Order machines by GPU type before region."""
     arrangement: Arrangement
     """Replica or stage blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLayout:
+    """Degrees and placement of one task, by GPU index."""
+
+    dp: int
+    """Replicas."""
+    pp: int
+    """Stages per replica."""
+    tp: int
+    """Shards per stage."""
+    gpus: tuple[int, ...]
+    """GPU of each tasklet: replica by replica, stage by stage, shard by shard (dp * pp * tp of them)."""
+    split: LayerSplit = LayerSplit.SPEED
+    """How layers are shared out; matters with pp > 1 and unlike GPUs only."""
+    recipe: Recipe | None = field(default=None, compare=False)
+    """The guess that it came from, for doing the same on other GPUs; None = drawn or changed."""
 
 
 Unit = tuple[int, ...]
@@ -136,6 +138,8 @@ class LayoutGuesses:
 
     def build(self, recipe: Recipe) -> TaskLayout | None:
         """Return the layout of a recipe, or None where the GPUs do not allow its degrees."""
+        if recipe.subset >= len(self.subsets):
+            return None
         units = self.units(recipe.subset, recipe.tp, by_type=recipe.by_type)
         tp, pp = recipe.tp, recipe.pp
         if pp > len(units) or pp * tp < self._least_shards or pp > self._shape.layers:
@@ -146,7 +150,8 @@ class LayoutGuesses:
             if dp == 1 or pp == 1:
                 return None
             chosen = [chosen[stage * dp + replica] for replica in range(dp) for stage in range(pp)]
-        return TaskLayout(dp, pp, tp, tuple([gpu for unit in chosen for gpu in unit]))
+        gpus = tuple([gpu for unit in chosen for gpu in unit])
+        return TaskLayout(dp, pp, tp, gpus, recipe=recipe)
 
     def tps(self, subset: int) -> tuple[int, ...]:
         """Return the TP degrees that fit a machine, largest first."""

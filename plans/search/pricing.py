@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 from plans.cost.compact import CompactPlan, CompactTask
 from plans.cost.evaluator import Evaluation, PlanEvaluator
 from plans.memory import TaskMemory
-from plans.search.balancing import Balancing, LayerBalancer, share_samples
+from plans.search.balancing import Balancing, TaskRates, share_samples
 from plans.search.genome import Genome
 from plans.search.layouts import LayerSplit, TaskLayout
 from plans.spec.job import Job
@@ -49,8 +49,7 @@ class Pricer:
         self.count = 0
         job: Job = evaluator.job
         self._total = job.num_samples
-        self._mbs = job.training.micro_batch_size
-        self._layer_balancers = {task: LayerBalancer(evaluator, task) for task in evaluator.tasks}
+        self._rates = {task: TaskRates(evaluator, task, self._micro_batch(task)) for task in evaluator.tasks}
         self._generation_memory = TaskMemory(job, RlTask.ACTOR_GENERATION)
         self._usable = np.minimum(
             job.generation.memory_fraction * evaluator.view.memory_bytes,
@@ -102,8 +101,7 @@ class Pricer:
         placement = self._balanced(task, layout)
         if placement is None:
             return math.inf, math.inf
-        memory = self.evaluator.memory.task_memory(task, placement)
-        share = float((memory.model / self._usable[placement.flat]).max())
+        share = self._rates[task].resident_share(placement.gpus, placement.layers)
         return self.evaluator.task_cost(task, placement).total_s, share
 
     def _generation_s(self, layout: TaskLayout, held_bytes: float) -> tuple[float, float]:
@@ -121,7 +119,7 @@ class Pricer:
             max(1, min(room, samples)) for room, samples in zip(rooms, placement.samples, strict=True)
         )
         cost = self.evaluator.task_cost(RlTask.ACTOR_GENERATION, placement, batches)
-        return cost.total_s, float((model / self._usable[even.flat]).max())
+        return cost.total_s, self._rates[RlTask.ACTOR_GENERATION].resident_share(even.gpus, even.layers)
 
     def _generation(self, genome: Genome, tasks: Mapping[RlTask, CompactTask]) -> CompactTask | None:
         layout = genome.layouts[RlTask.ACTOR_GENERATION]
@@ -150,16 +148,24 @@ class Pricer:
         """Return the placement with samples in proportion to the replicas' speed."""
         if len(even.samples) == 1:
             return even
-        batches = [max(1, room) for room in rooms] if rooms else [1] * even.dp
-        seconds = [
-            self.evaluator.replica_s(task, even, index, samples, batches[index])
-            for index, samples in enumerate(even.samples)
-        ]
-        unit_s = [max(cost, 1e-12) / samples for cost, samples in zip(seconds, even.samples, strict=True)]
+        batches = [max(1, room) for room in rooms]
+        units = self._rates[task].replica_unit_s(even.gpus, even.layers, batches)
+        unit_s = self._exact_units(task, even, batches) if units is None else units.tolist()
         if max(unit_s) <= min(unit_s) * (1.0 + 1e-9) or not math.isfinite(max(unit_s)):
             return even
         samples = share_samples(self._total, unit_s)
         return CompactTask(even.gpus, even.layers, samples, even.micro_batch_size)
+
+    def _exact_units(self, task: RlTask, even: CompactTask, batches: Sequence[int]) -> list[float]:
+        """Return seconds per sample of each replica by the evaluator (any placement, slower)."""
+        return [
+            max(1e-12, self.evaluator.replica_s(task, even, index, samples, batches[index] if batches else 1)) / samples
+            for index, samples in enumerate(even.samples)
+        ]
+
+    def _micro_batch(self, task: RlTask) -> int:
+        """Return the micro-batch size of a task: the job's for training, 1 elsewhere."""
+        return self.evaluator.job.training.micro_batch_size if task.kind is TaskKind.TRAINING else 1
 
     def _even_uncached(self, task: RlTask, layout: TaskLayout, layers: tuple[int, ...] | None) -> CompactTask | None:
         """Return the placement with equal samples; `layers` overrides the split."""
@@ -172,11 +178,11 @@ class Pricer:
             return None
         base, extra = divmod(self._total, layout.dp)
         samples = tuple(base + (1 if index < extra else 0) for index in range(layout.dp))
-        return CompactTask(grid, layers, samples, self._mbs)
+        return CompactTask(grid, layers, samples, self._micro_batch(task))
 
     def _layers(self, task: RlTask, layout: TaskLayout, grid: np.ndarray) -> tuple[int, ...] | None:
         split = layout.split if self.balancing.layers else LayerSplit.EVEN
-        return self._layer_balancers[task].layers(grid, split)
+        return self._rates[task].layers(grid, split)
 
     def _balanced_uncached(self, task: RlTask, layout: TaskLayout) -> CompactTask | None:
         even = self._even(task, layout, None)

@@ -58,6 +58,11 @@ class Problem:
         return self.view.memory_bytes - self.view.reserve_bytes
 
     @cached_property
+    def largest_capacity_bytes(self) -> float:
+        """Bytes that tasklets may use on the GPU with most of them."""
+        return float(self.capacity_bytes.max())
+
+    @cached_property
     def work(self) -> dict[RlTask, float]:
         """Rough seconds of a task on one mean GPU, for proportional shares: FLOPs, and weight reads of decoding."""
         return {task: self._work(task) for task in self.workflow.tasks}
@@ -80,7 +85,7 @@ class Problem:
 
     def least_shards(self, task: RlTask) -> int:
         """Return the smallest pp * tp at which a shard of a task's model can fit the largest GPU."""
-        return max(1, int(np.ceil(self.resident_bytes[task] / float(self.capacity_bytes.max()))))
+        return max(1, int(np.ceil(self.resident_bytes[task] / self.largest_capacity_bytes)))
 
     def _resident(self, task: RlTask) -> float:
         memory = TaskMemory(self.job, task)

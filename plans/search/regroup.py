@@ -7,14 +7,19 @@ join another group. Tasks of the groups that a move touches get fresh layouts th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from plans.search.genome import Genome
 from plans.search.groupings import Grouping
+from plans.search.layouts import TaskLayout
 from plans.search.tools import SearchTools
 from plans.spec.job import Mode
 from plans.workflow import RlTask
+
+#: Share of moves after which the groups' layouts are ranked anew, which costs as much as some hundred evaluations.
+RANK_SHARE = 0.1
 
 Move = Callable[[SearchTools, Genome, np.random.Generator], Genome | None]
 
@@ -35,7 +40,7 @@ def move_gpus(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> G
     gpus = list(genome.gpus)
     gpus[source] = tuple(gpu for gpu in members if gpu not in moved)
     gpus[target] = tuple(sorted((*gpus[target], *moved)))
-    return _refitted(tools, genome, genome.grouping, tuple(gpus), {source, target})
+    return _refitted(tools, genome, genome.grouping, tuple(gpus), {source, target}, rng)
 
 
 def move_task(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
@@ -56,7 +61,7 @@ def move_task(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> G
     groups[target] = tuple(sorted((*groups[target], task), key=_position))
     if not _is_allowed(tools, groups[target]):
         return None
-    return _refitted(tools, genome, tuple(groups), genome.gpus, {source, target})
+    return _refitted(tools, genome, tuple(groups), genome.gpus, {source, target}, rng)
 
 
 def merge_groups(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
@@ -71,7 +76,7 @@ def merge_groups(tools: SearchTools, genome: Genome, rng: np.random.Generator) -
     groups = [merged if index == a else tasks for index, tasks in enumerate(genome.grouping) if index != b]
     joined = tuple(sorted((*genome.gpus[a], *genome.gpus[b])))
     gpus = [joined if index == a else members for index, members in enumerate(genome.gpus) if index != b]
-    return _refitted(tools, genome, tuple(groups), tuple(gpus), {a})
+    return _refitted(tools, genome, tuple(groups), tuple(gpus), {a}, rng)
 
 
 def split_group(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
@@ -96,7 +101,7 @@ def split_group(tools: SearchTools, genome: Genome, rng: np.random.Generator) ->
     cut = min(len(members) - 1, max(1, round(len(members) * share)))
     groups = (*genome.grouping[:group], left, *genome.grouping[group + 1 :], right)
     gpus = (*genome.gpus[:group], tuple(sorted(members[:cut])), *genome.gpus[group + 1 :], tuple(sorted(members[cut:])))
-    return _refitted(tools, genome, groups, gpus, {group, len(groups) - 1})
+    return _refitted(tools, genome, groups, gpus, {group, len(groups) - 1}, rng)
 
 
 def refit(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
@@ -123,12 +128,34 @@ REGROUP_MOVES: tuple[tuple[Move, float], ...] = (
 
 
 def _refitted(
-    tools: SearchTools, genome: Genome, grouping: Grouping, gpus: tuple[tuple[int, ...], ...], touched: set[int]
+    tools: SearchTools,
+    genome: Genome,
+    grouping: Grouping,
+    gpus: tuple[tuple[int, ...], ...],
+    touched: set[int],
+    rng: np.random.Generator,
 ) -> Genome:
+    """Return the candidate with new layouts in the groups touched: the same recipes, or now and then ranked anew."""
     layouts = dict(genome.layouts)
+    anew = rng.random() < RANK_SHARE
     for index in sorted(touched):
-        layouts.update(tools.seeder.fit_group(grouping[index], gpus[index]))
+        rebuilt = None if anew else _rebuilt(tools, genome, grouping[index], gpus[index])
+        layouts.update(tools.seeder.fit_group(grouping[index], gpus[index]) if rebuilt is None else rebuilt)
     return Genome(grouping, gpus, layouts)
+
+
+def _rebuilt(
+    tools: SearchTools, genome: Genome, tasks: tuple[RlTask, ...], gpus: tuple[int, ...]
+) -> dict[RlTask, TaskLayout] | None:
+    """Return the tasks' recipes on other GPUs; None where a task has none or it does not apply."""
+    layouts = {}
+    for task in tasks:
+        recipe = genome.layouts[task].recipe
+        layout = None if recipe is None else tools.ranker.guesses(task, gpus).build(recipe)
+        if layout is None:
+            return None
+        layouts[task] = replace(layout, split=genome.layouts[task].split)
+    return layouts
 
 
 def _is_allowed(tools: SearchTools, tasks: tuple[RlTask, ...]) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from plans.cost.compact import compact_of, plan_of
+from plans.cost.compact import compact_of
 from plans.search.arms import Arm, arms_by_grouping
 from plans.search.balancing import Balancing
 from plans.search.crew import Crew, Task, Workshop, make_crew
 from plans.search.evolution import ArmState, EvolutionSettings
 from plans.search.genome import Genome
 from plans.search.layouts import TaskLayout
+from plans.search.outcome import outcome_of
 from plans.search.polish import WalkState
 from plans.search.problem import Problem
 from plans.search.protocol import Outcome
@@ -55,7 +56,7 @@ class ShaEaPlanner:
             _Search(self, problem, run, incumbent, workshop, crew).go()
         finally:
             crew.close()
-        return outcome_of(problem, workshop, incumbent, self.name)
+        return outcome_of(problem, workshop.tools, incumbent, self.name)
 
 
 class _Search:
@@ -201,16 +202,3 @@ class _Search:
             for index, start in enumerate(starts[: WALKS[0]])
         ]
         return [walk for walk in walks if walk.best[0].overflow_bytes < float("inf")]
-
-
-def outcome_of(problem: Problem, workshop: Workshop, incumbent: Incumbent[Genome], method: str) -> Outcome:
-    """Return the outcome of a search by genomes: the incumbent as a plan document."""
-    plan = None
-    if incumbent.best is not None:
-        pricer = workshop.tools.pricer
-        compact, evaluation = pricer.compact(incumbent.best), pricer.evaluation(incumbent.best)
-        if compact is not None and evaluation is not None:
-            plan = plan_of(
-                compact, problem.cluster, problem.job, method=method, decode_batches=evaluation.decode_batches
-            )
-    return Outcome(plan=plan, trace=tuple(incumbent.trace), termination=incumbent.run.meter.termination)

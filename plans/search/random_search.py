@@ -1,0 +1,48 @@
+"""Baseline: placements drawn uniformly at every level, the best one kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from plans.search.balancing import Balancing
+from plans.search.genome import Genome
+from plans.search.groupings import Grouping, task_groupings
+from plans.search.outcome import outcome_of
+from plans.search.problem import Problem
+from plans.search.protocol import Outcome
+from plans.search.run import Incumbent, SearchRun
+from plans.search.seeds import stream
+from plans.search.tools import SearchTools
+
+
+@dataclass(frozen=True)
+class RandomPlanner:
+    """Random search, with the same load balancing inside evaluation as the other methods."""
+
+    name: ClassVar[str] = "random"
+    balancing: Balancing = field(default_factory=Balancing)
+    """Load-balancing strategies in use."""
+
+    def search(self, problem: Problem, run: SearchRun) -> Outcome:
+        """Return the best of as many draws as the budget allows."""
+        tools = SearchTools(problem, self.balancing)
+        incumbent: Incumbent[Genome] = Incumbent(run)
+        rng = stream(run.seed, "random")
+        groupings = [g for g in task_groupings(problem.workflow) if len(g) <= problem.view.num_gpus]
+        while not run.meter.is_spent:
+            grouping = groupings[int(rng.integers(len(groupings)))]
+            genome = tools.seeder.random(grouping, random_sizes(grouping, problem.view.num_gpus, rng), rng)
+            run.meter.spend()
+            incumbent.offer(tools.pricer.price(genome).score_s, genome)
+        return outcome_of(problem, tools, incumbent, self.name)
+
+
+def random_sizes(grouping: Grouping, num_gpus: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """Return a uniformly drawn composition of the GPUs over the groups, each at least one."""
+    groups = len(grouping)
+    cuts = np.sort(rng.choice(num_gpus - 1, size=groups - 1, replace=False)) + 1 if groups > 1 else np.array([], int)
+    edges = [0, *(int(cut) for cut in cuts), num_gpus]
+    return tuple(b - a for a, b in zip(edges[:-1], edges[1:], strict=True))
