@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.checkpoints import load_checkpoint, read_checkpoint_file, save_checkpoint
@@ -127,7 +127,7 @@ def test_iteration_crashed_at_every_call_is_all_or_nothing_and_a_retry_completes
     _assert_complete(store)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     faults=st.lists(
         st.tuples(st.integers(0, NUM_CALLS - 1), st.sampled_from((*CRASHES, Fault.FAIL, Fault.FAIL_AFTER))), max_size=5
@@ -145,7 +145,7 @@ def test_iteration_crashed_several_times_completes(faults: list[tuple[int, Fault
     _assert_complete(store)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(at=st.integers(0, NUM_CALLS - 1), fault=st.sampled_from((Fault.FAIL, Fault.FAIL_AFTER)), times=st.integers(1, 4))
 def test_transient_failures_of_any_call_are_invisible_behind_the_retrying_store(
     at: int, fault: Fault, times: int
@@ -181,7 +181,7 @@ def test_object_torn_by_a_store_without_atomic_writes_is_never_read_and_is_repla
     _assert_complete(store)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(at=st.integers(0, 60), fault=st.sampled_from(CRASHES), passes=st.integers(1, 3))
 def test_retention_crashed_at_any_call_never_loses_what_the_rule_keeps(at: int, fault: Fault, passes: int) -> None:
     store = open_store(f"memory://{uuid.uuid4().hex}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage import layout
@@ -13,6 +13,9 @@ from storage.errors import InvalidNameError
 from storage.layout import Kind, ParsedKey, Split
 from storage.rollout_schema import Family, group_id, prompt_id, row_id, sample_seed
 from storage.store import checked_key
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""The machine may be busy: no example is judged by its time."""
 
 ALPHABET = "abcXYZ0123456789._~-"
 names = st.text(ALPHABET, min_size=1, max_size=40).filter(lambda text: text[0] not in ".~-")
@@ -24,6 +27,7 @@ families = st.sampled_from(Family)
 file_names = st.lists(names, min_size=1, max_size=3).map("/".join)
 
 
+@unhurried
 @given(run=names, number=numbers, name=names)
 def test_single_document_keys_parse_back(run: str, number: int, name: str) -> None:
     expected = {
@@ -41,6 +45,7 @@ def test_single_document_keys_parse_back(run: str, number: int, name: str) -> No
     assert {key: layout.parse_key(key) for key in expected} == expected
 
 
+@unhurried
 @given(run=names, number=numbers, family=families, shard=shards, split=splits, attempt=attempts, name=file_names)
 def test_artefact_keys_parse_back(
     run: str, number: int, family: Family, shard: int, split: Split, attempt: str, name: str
@@ -64,6 +69,7 @@ def test_artefact_keys_parse_back(
         assert layout.parse_key(data).is_data
 
 
+@unhurried
 @given(first=st.tuples(names, numbers, names), second=st.tuples(names, numbers, names))
 def test_different_places_have_different_keys(first: tuple[str, int, str], second: tuple[str, int, str]) -> None:
     def keys(place: tuple[str, int, str]) -> set[str]:
@@ -78,6 +84,7 @@ def test_different_places_have_different_keys(first: tuple[str, int, str], secon
                 )
 
 
+@unhurried
 @given(text=st.text(min_size=1, max_size=30))
 def test_any_text_becomes_one_harmless_segment_and_comes_back(text: str) -> None:
     try:
@@ -91,6 +98,7 @@ def test_any_text_becomes_one_harmless_segment_and_comes_back(text: str) -> None
     assert key.count("/") == 2
 
 
+@unhurried
 @given(text=st.text(min_size=1, max_size=12))
 def test_run_name_is_refused_unless_it_is_one_segment(text: str) -> None:
     try:
@@ -101,6 +109,7 @@ def test_run_name_is_refused_unless_it_is_one_segment(text: str) -> None:
     assert key.split("/") == [text, "run.json"]
 
 
+@unhurried
 @given(key=st.text(ALPHABET + "/", max_size=60))
 def test_parser_accepts_or_refuses_but_never_breaks(key: str) -> None:
     try:
@@ -113,6 +122,7 @@ def test_parser_accepts_or_refuses_but_never_breaks(key: str) -> None:
 identities = st.tuples(names, splits, numbers, st.text(min_size=1, max_size=20), st.integers(0, 100))
 
 
+@unhurried
 @given(one=identities, other=identities)
 def test_row_ids_are_equal_exactly_for_equal_identities(one: tuple, other: tuple) -> None:
     ids = [row_id(run, k, prompt, sample, split) for run, split, k, prompt, sample in (one, other)]
@@ -121,6 +131,7 @@ def test_row_ids_are_equal_exactly_for_equal_identities(one: tuple, other: tuple
     assert (groups[0] == groups[1]) == (one[:4] == other[:4])
 
 
+@unhurried
 @given(seed=st.integers(0, 2**63 - 1), identity=identities)
 def test_sample_seed_is_63_bits_and_does_not_depend_on_the_run_name(seed: int, identity: tuple) -> None:
     _, split, iteration, prompt, sample = identity
@@ -132,6 +143,7 @@ def test_sample_seed_is_63_bits_and_does_not_depend_on_the_run_name(seed: int, i
     assert found != sample_seed(seed + 1, iteration, prompt, sample, split)
 
 
+@unhurried
 @given(environment=st.text(min_size=1, max_size=10), example=st.text(max_size=10))
 def test_prompt_id_names_environment_and_example(environment: str, example: str) -> None:
     if "/" in environment:
