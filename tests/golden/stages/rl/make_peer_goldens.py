@@ -206,8 +206,8 @@ def trl_advantages(scale_rewards: str) -> dict:
             train_dataset=Dataset.from_dict({"prompt": ["a b", "b c", "c a"]}),
             args=GRPOConfig(output_dir=folder,
                             per_device_train_batch_size=12, num_generations=4, max_steps=1,
-                            use_cpu=True, max_completion_length=4, scale_rewards=scale_rewards, report_to=[], bf16=False,
-                            save_strategy="no"),
+                            use_cpu=True, max_completion_length=4, scale_rewards=scale_rewards, report_to=[],
+                            bf16=False, save_strategy="no"),
         )  # fmt: skip
         original = trainer._generate_and_score_completions
 

@@ -260,6 +260,16 @@ def test_reasoning_gym_refuses_unknown_tasks_and_configurations() -> None:
         load_dataset(spec("reasoning-gym:chain_sum", config={"bogus": 1}))
 
 
+@pytest.mark.engines
+def test_hf_source_reads_a_dataset_folder_by_its_columns(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    write_json_lines(tmp_path / "train.jsonl", [{"question": "2+2?", "answer": "4"}])
+    data = load_dataset(spec(f"hf:{tmp_path}", columns={"prompt": "question"}, config={"split": "train"}))
+    assert [(row.prompt, row.answer) for row in data.train.rows] == [("2+2?", "4")]
+    with pytest.raises(DataError, match="can't be loaded"):
+        load_dataset(spec(f"hf:{tmp_path}", columns={"prompt": "question"}, config={"split": "nonsense"}))
+
+
 def test_hf_source_names_unknown_options() -> None:
     with pytest.raises(DataError, match=r"data\.config \['spilt'\] is unknown for hf: sources"):
         load_dataset(spec("hf:org/set", config={"spilt": "train"}))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +177,28 @@ def test_gold_check_of_a_verifier_that_hangs_is_a_fault(pool: VerifierPool) -> N
         GoldFault(prompt_id="e/2", reasons=("timed_out: no reply within 1.0 s",)),
         GoldFault(prompt_id="e/3", reasons=("RuntimeError: broken verifier",)),
     ]
+
+
+def test_verifier_process_ends_with_its_parent_even_when_that_is_killed() -> None:
+    program = (
+        "import sys\n"
+        "from stages.rewards.process import VerifierProcess\n"
+        "from stages.rewards.spec import RewardsSpec\n"
+        "spec = RewardsSpec.model_validate({'terms': [{'name': 'exact_answer'}]})\n"
+        "with VerifierProcess(spec) as process:\n"
+        "    print(process._process.pid, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    with parent:
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    ended, _, _ = select.select([child], [], [], 60)
+    os.close(child)
+    assert ended
 
 
 def test_python_callable_without_permission_is_refused_before_anything_starts() -> None:
