@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from stages.engines.training.rank_processes import RankCall, RankReport, RankStart
@@ -42,8 +43,9 @@ def main() -> None:
 
 def _failure(error: Exception) -> RankReport:
     at_s = time.monotonic()
-    traceback.print_exc()
-    sys.stderr.flush()
+    with suppress(OSError):  # a full disk must not hide the failure itself
+        traceback.print_exc()
+        sys.stderr.flush()
     return RankReport(
         failure=f"{type(error).__name__}: {error}",
         is_consistent=isinstance(error, (ContractError, NumericsError)),

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.engines.training.batching import pack_micro_batches, split_over_ranks
+
+LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=60)
+
+
+@given(lengths=LENGTHS, num_ranks=st.integers(1, 8))
+def test_split_over_ranks_gives_every_row_once_and_even_counts(lengths, num_ranks):
+    shares = split_over_ranks(range(len(lengths)), lengths, num_ranks)
+    assert sorted(row for share in shares for row in share) == list(range(len(lengths)))
+    assert len(shares) == num_ranks
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(lengths=LENGTHS, num_ranks=st.integers(1, 8), data=st.data())
+def test_split_over_ranks_ignores_the_order_of_rows(lengths, num_ranks, data):
+    order = data.draw(st.permutations(range(len(lengths))))
+    assert split_over_ranks(order, lengths, num_ranks) == split_over_ranks(range(len(lengths)), lengths, num_ranks)
+
+
+@given(lengths=LENGTHS, budget=st.integers(1, 1000))
+def test_pack_micro_batches_keeps_the_budget_unless_a_row_is_alone(lengths, budget):
+    packs = pack_micro_batches(range(len(lengths)), lengths, budget)
+    assert sorted(row for pack in packs for row in pack) == list(range(len(lengths)))
+    for pack in packs:
+        padded = len(pack) * max(lengths[row] for row in pack)
+        assert padded <= budget or len(pack) == 1
+
+
+@given(lengths=LENGTHS, budget=st.integers(1, 1000))
+def test_pack_micro_batches_puts_the_longest_row_first(lengths, budget):
+    packs = pack_micro_batches(range(len(lengths)), lengths, budget)
+    assert lengths[packs[0][0]] == max(lengths)
