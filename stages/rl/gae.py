@@ -109,3 +109,21 @@ def whiten(advantages: Floats, mask: Bools) -> Floats:
     if kept.size == 0:
         return np.zeros(mask.shape)
     return np.where(mask, (advantages - kept.mean()) / (kept.std() + 1e-8), 0.0)
+
+
+def explained_variance(values: Floats, returns: Floats, mask: Bools) -> float:
+    """Share of the variance of the returns that the critic's values explain: 1 - var(returns - values) / var(returns).
+
+    1 is a perfect critic, 0 one no better than a constant, negative a worse one; 0 when the returns don't vary.
+
+    Args:
+        values: [B, T], of the critic before the update.
+        returns: [B, T], its targets.
+        mask: [B, T].
+    """
+    mask = np.asarray(mask, dtype=np.bool_)
+    targets = np.asarray(returns, dtype=np.float64)[mask]
+    variance = float(targets.var()) if targets.size else 0.0
+    if variance == 0.0:
+        return 0.0
+    return 1.0 - float((targets - np.asarray(values, dtype=np.float64)[mask]).var()) / variance

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stages.rl.adaptive_kl import next_kl_weight
-from stages.rl.gae import gae, token_rewards, whiten
+from stages.rl.gae import explained_variance, gae, token_rewards, whiten
 from stages.rl.overlong import soft_overlong_penalty
 
 FULL = np.ones((1, 3), bool)
@@ -50,6 +50,20 @@ def test_whiten_gives_mean_zero_and_std_one_over_the_mask() -> None:
 def test_whiten_of_constant_or_no_advantages_is_zero() -> None:
     assert whiten(np.array([[2.0, 2.0]]), np.array([[True, True]])).tolist() == [[0.0, 0.0]]
     assert whiten(np.array([[2.0, 2.0]]), np.array([[False, False]])).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([1.0, 3.0], 1.0), ([2.0, 2.0], 0.0), ([3.0, 1.0], -3.0), ([11.0, 13.0], 1.0)]
+)
+def test_explained_variance_of_returns_one_and_three(values: list[float], expected: float) -> None:
+    # Returns 1 and 3 have variance 1; the reversed values leave errors -2 and 2, variance 4.
+    mask = np.array([[True, True, False]])
+    assert explained_variance(np.array([[*values, np.nan]]), np.array([[1.0, 3.0, np.nan]]), mask) == expected
+
+
+def test_explained_variance_of_constant_or_no_returns_is_zero() -> None:
+    assert explained_variance(np.array([[1.0, 2.0]]), np.array([[5.0, 5.0]]), np.array([[True, True]])) == 0.0
+    assert explained_variance(np.array([[1.0]]), np.array([[5.0]]), np.array([[False]])) == 0.0
 
 
 def test_kl_controller_moves_at_most_a_fifth_of_the_batch_share() -> None:
