@@ -53,6 +53,10 @@ def best_ring(counts: Sequence[int], cost: FloatArray) -> RingSolution:
         return RingSolution(float(cost[0, 0]), is_proved=True)
     if total == 2:
         return RingSolution(float(cost[0, 1]), is_proved=True)
+    if num_machines == 2 and min(counts) == 1:
+        # The single GPU is joined to both ends of the run over the other machine.
+        larger = 0 if counts[0] > 1 else 1
+        return RingSolution(max(float(cost[0, 1]), float(cost[larger, larger])), is_proved=True)
     gpus = np.asarray(counts)
     edges = cost.copy()
     # A machine with one GPU has no inner edge.
@@ -114,8 +118,10 @@ def _ring_exists(gpus: IntArray, edges: FloatArray, threshold: float) -> tuple[b
     if any(not reach for reach in neighbours) or not _connected(neighbours):
         return False, True
     need = [1 if inner[head] else count for head, count in zip(heads, held, strict=True)]
-    # More visits of a machine than there are machines never help.
-    spare = [min(count, len(nodes)) - 1 if inner[head] else 0 for head, count in zip(heads, held, strict=True)]
+    # Between two visits of a machine lies a needed visit of another one, else the loop between them could be cut out:
+    # more visits than needed ones never help.
+    most = sum(need)
+    spare = [min(count, most) - 1 if inner[head] else 0 for head, count in zip(heads, held, strict=True)]
     return _RingSearch(neighbours, need, spare).run()
 
 
@@ -232,8 +238,9 @@ class LinkTimes:
 
     def edge_matrix(self, machines: Sequence[int], num_bytes: float, steps: int = 1) -> FloatArray:
         """Return seconds over the edges between machines [k, k]."""
-        index = np.ix_(machines, machines)
-        result: FloatArray = steps * self.latency_s[index] + num_bytes * self.s_per_byte[index]
+        latency = self.latency_s.take(machines, axis=0).take(machines, axis=1)
+        inverse = self.s_per_byte.take(machines, axis=0).take(machines, axis=1)
+        result: FloatArray = steps * latency + num_bytes * inverse
         return result
 
     def pair_s(self, first: frozenset[int], second: frozenset[int], num_bytes: float) -> float:
