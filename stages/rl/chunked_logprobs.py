@@ -71,7 +71,7 @@ def chunked_logprobs(
     return logprobs, entropy if with_entropy else None
 
 
-class _ChunkedLogprobs(torch.autograd.Function):
+class _ChunkedLogprobs(torch.autograd.Function):  # type: ignore[misc] # torch is untyped where mypy runs
     """Forward: log-prob and entropy of each token. Backward: logits of each chunk again, then their gradient."""
 
     @staticmethod
