@@ -23,6 +23,8 @@ from stages.engines.weight_files import read_shapes, validate_weights
 from stages.errors import EngineError
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+_BATCHED_TOKENS = 4096
+"""Tokens per step at most, unless one row needs more."""
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 
@@ -103,7 +105,9 @@ class VllmEngine:
         """Return the log-prob of each completion token at the row's temperature. [rows][completion tokens]."""
         self.weights.require_weights()
         check_scoring(rows, self._launch, self._vocabulary)
-        scores: dict[int, list[float]] = {index: [] for index, row in enumerate(rows) if not len(row.completion_token_ids)}
+        scores: dict[int, list[float]] = {
+            index: [] for index, row in enumerate(rows) if not len(row.completion_token_ids)
+        }
         todo = [index for index in range(len(rows)) if index not in scores]
         for temperature, places in grouped([rows[index].temperature for index in todo]).items():
             members = [todo[place] for place in places]
@@ -137,14 +141,19 @@ class VllmEngine:
 
     def _arguments(self, model_dir: Path, options: Mapping[str, object]) -> dict[str, object]:
         launch = self._launch
+        length = launch.max_prompt_tokens + launch.max_completion_tokens + 1
         return {
             "enforce_eager": True,
+            # On CPU a prompt cut over two steps ends the engine ("CPU Generator does not use offset"): vLLM wants to
+            # take back the random numbers of the token it sampled too early.
+            "enable_chunked_prefill": self._device != "cpu",
+            "max_num_batched_tokens": max(length, _BATCHED_TOKENS),
             "max_num_seqs": launch.max_num_seqs,
             "seed": 0,
             **options,
             "model": str(model_dir.absolute()),
             "dtype": _DTYPES[launch.dtype],
-            "max_model_len": launch.max_prompt_tokens + launch.max_completion_tokens + 1,
+            "max_model_len": length,
             "logprobs_mode": "processed_logprobs",
             "skip_tokenizer_init": True,
             "worker_extension_cls": "stages.engines.vllm_extension.PolicyWorker",

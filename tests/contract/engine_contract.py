@@ -237,6 +237,15 @@ class EngineContract:
         assert shards == whole
         assert alone == whole[:6]
 
+    def test_many_long_prompts_are_sampled_as_alone(self, engine: GenerationEngine) -> None:
+        """[S5] More prompt tokens than an engine takes in one step: no prompt's draws are used up by a partial step."""
+        requests = [
+            GenerationRequest(prompt_token_ids=make_prompt(index, 300), seed=index, max_tokens=3, temperature=1.0)
+            for index in range(30)
+        ]
+        alone = [tokens_of(engine.generate([request]))[0] for request in requests[12:18]]
+        assert tokens_of(engine.generate(requests))[12:18] == alone
+
     def test_finish_reason_tells_end_from_limit(self, engine: GenerationEngine) -> None:
         """[M5] `stop` exactly when the last id is an end token; the end token is part of the completion."""
         completions = engine.generate(make_requests(60, max_tokens=16))
