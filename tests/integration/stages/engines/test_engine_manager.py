@@ -148,10 +148,14 @@ def test_engine_killed_during_a_call_names_pid_and_log(engine: RemoteEngine) -> 
     killer = threading.Timer(0.3, os.kill, (engine.record.pid, signal.SIGKILL))
     killer.start()
     with pytest.raises(EngineUnavailableError) as caught:
-        while True:
-            engine.generate(make_requests(512, max_tokens=256))
+        _generate_for_ever(engine)
     assert caught.value.attributes["pid"] == engine.record.pid
     assert caught.value.attributes["log"] == str(engine.record.log_path)
+
+
+def _generate_for_ever(engine: RemoteEngine) -> None:
+    while True:
+        engine.generate(make_requests(512, max_tokens=256))
 
 
 def test_call_past_its_deadline_names_the_engine(engine: RemoteEngine) -> None:

@@ -65,7 +65,8 @@ def test_environment_bounds_threads_and_hides_other_devices() -> None:
 def test_client_side_loads_no_heavy_library() -> None:
     code = (
         "import sys, stages.engines.manager, stages.engines.registry;"
-        "print([m for m in ('torch', 'transformers', 'vllm', 'accelerate', 'uvicorn', 'starlette') if m in sys.modules])"
+        "heavy = ('torch', 'transformers', 'vllm', 'accelerate', 'uvicorn', 'starlette');"
+        "print([module for module in heavy if module in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

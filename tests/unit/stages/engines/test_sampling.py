@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs the engines' environment")
+pytest.importorskip("torch", reason="needs the engines' environment")
+
+import torch
 
 from stages.engines.sampling import SamplingRows, processed_logprobs, sample_tokens, uniforms
 from stages.errors import NumericsError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs the engines' environment")
+pytest.importorskip("torch", reason="needs the engines' environment")
 from safetensors.torch import load_file, save_file
 
 from stages.engines import transformers_engine
