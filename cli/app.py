@@ -22,6 +22,9 @@ GROUPS: Final[tuple[tuple[str, str | None], ...]] = (
     ("cli.deployment", None),
     ("cli.run", None),
     ("cli.resume", None),
+    ("cli.runs", None),
+    ("cli.simulate", None),
+    ("cli.rollouts", "rollouts"),
 )
 """Module and the name under which its commands stand; None puts them beside `motley up`."""
 

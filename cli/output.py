@@ -8,6 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
+PIPED_WIDTH = 160
+"""Columns of tables that go to a file or pipe, which has no width of its own."""
+
 
 class Output:
     """Printer of one command."""
@@ -15,7 +18,8 @@ class Output:
     def __init__(self, *, is_json: bool) -> None:
         """Choose the form of the result."""
         self.is_json = is_json
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        width = None if sys.stdout.isatty() else PIPED_WIDTH
+        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True, width=width)
         self.progress_console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
     @property

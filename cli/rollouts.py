@@ -31,19 +31,18 @@ SplitOption = Annotated[Split, typer.Option(help="Trained on, or evaluation (ite
 
 LIST_QUERY = """
 SELECT iteration, count(*) AS rows, count(DISTINCT prompt_id) AS prompts, count(DISTINCT shard) AS shards,
-       min(policy_version_first) AS policy_from, max(policy_version_last) AS policy_to,
-       sum(len(completion_token_ids)) AS tokens, avg(reward) AS reward, count(*) - count(reward) AS without_reward
+       min(policy_version_first) AS policy, max(policy_version_last) AS "to",
+       sum(len(completion_token_ids)) AS tokens, avg(reward) AS reward, count(*) - count(reward) AS unscored
 FROM completions WHERE split = ? GROUP BY iteration ORDER BY iteration
 """
 
 STATS_QUERY = """
-SELECT iteration, count(*) AS rows, avg(reward) AS reward_mean, stddev_samp(reward) AS reward_std,
-       avg(len(completion_token_ids)) AS tokens_mean, quantile_cont(len(completion_token_ids), 0.95) AS tokens_p95,
-       avg((finish_reason = 'length')::int) AS cut_share,
-       sum((reward_status = 'ok')::int) AS ok, sum((reward_status = 'unparsable')::int) AS unparsable,
-       sum((reward_status = 'truncated')::int) AS truncated, sum((reward_status = 'timed_out')::int) AS timed_out,
-       sum((reward_status = 'crashed')::int) AS crashed, avg(is_dropped::int) AS dropped_share,
-       avg(staleness) AS staleness_mean, max(logprob_gap_max) AS logprob_gap_max
+SELECT iteration, count(*) AS rows, avg(reward) AS reward, stddev_samp(reward) AS std,
+       avg(len(completion_token_ids)) AS tokens, quantile_cont(len(completion_token_ids), 0.95) AS p95,
+       avg((finish_reason = 'length')::int) AS cut, sum((reward_status = 'ok')::int) AS ok,
+       sum((reward_status = 'unparsable')::int) AS unparsable, sum((reward_status = 'truncated')::int) AS truncated,
+       sum((reward_status IN ('timed_out', 'crashed'))::int) AS failed, avg(is_dropped::int) AS dropped,
+       avg(staleness) AS lag, max(logprob_gap_max) AS gap
 FROM completions WHERE split = ? GROUP BY iteration ORDER BY iteration
 """
 
@@ -65,7 +64,12 @@ def list_rollouts(
 def stats(
     run: RunArgument, split: SplitOption = Split.TRAIN, home: HomeOption = None, json: JsonOption = False
 ) -> None:
-    """Show rewards, lengths, statuses, drops and staleness by iteration."""
+    """Show rewards, lengths, statuses, drops and staleness by iteration.
+
+    tokens and p95: completion length; cut: share that hit the length limit; ok to failed: reward statuses; dropped:
+    share left out of training; lag: mean staleness in policy versions; gap: largest trainer-sampler log-prob gap,
+    nats.
+    """
     _print_query(run, STATS_QUERY, split, f"Statistics of {run} ({split})", home, json=json)
 
 

@@ -32,7 +32,7 @@ def runs(home: HomeOption = None, json: JsonOption = False) -> None:
     """List the runs of this deployment with how far each one is."""
     output, place = Output(is_json=json), home_of(home)
     rows = [_run_row(find_run(file.stem, place)) for file in list_run_entries(place.runs_dir)]
-    columns = ("run", "iterations_done", "iterations", "reward", "created_at", "root")
+    columns = ("run", "done", "iterations", "reward", "created", "root")
     if json:
         output.result({"runs": rows}, "")
     elif rows:
@@ -42,16 +42,16 @@ def runs(home: HomeOption = None, json: JsonOption = False) -> None:
 
 
 def _run_row(found: FoundRun) -> dict[str, Any]:
-    row = {"run": found.name, "root": found.store.url, "created_at": None, "iterations": None}
+    row = {"run": found.name, "root": found.store.url, "created": None, "iterations": None}
     try:
         record = load_run(found.store, found.name)
     except ObjectMissingError:
-        return row | {"iterations_done": 0, "reward": None, "fault": "the run record is missing"}
+        return row | {"done": 0, "reward": None, "fault": "the run record is missing"}
     records = find_records(found.store, found.name)
     return row | {
-        "created_at": record.created_at.isoformat(timespec="seconds"),
+        "created": record.created_at.isoformat(timespec="seconds"),
         "iterations": found.entry.iterations if found.entry else record.num_iterations,
-        "iterations_done": head_version(found.store, found.name) or 0,
+        "done": head_version(found.store, found.name) or 0,
         "reward": records[-1].metrics.get("reward_mean") if records else None,
     }
 
@@ -86,7 +86,7 @@ def _overview(found: FoundRun, num_iterations: int, head: int | None, records: l
     parts: list[Any] = [Text(head_line, style="bold"), Text(f"data: {found.store.url}/{found.name}")]
     parts.append(table("Iterations", columns, rows))
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    parts.append(Text.from_ansi(curve("mean reward of the sampled completions by iteration", xs, ys)))
+    parts.append(Text(curve("mean reward of the sampled completions by iteration", xs, ys), no_wrap=True))
     alarms = [f"iteration {item.iteration}: {alarm}" for item in records for alarm in item.alarms]
     return Group(*parts, *(Text(alarm, style="red") for alarm in alarms))
 

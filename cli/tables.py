@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import JustifyMethod
 from rich.table import Table
 
 
@@ -15,7 +16,8 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     content = [list(row) for row in rows]
     for index, column in enumerate(columns):
         is_number = all(isinstance(row[index], int | float | None) for row in content)
-        made.add_column(column, justify="right" if is_number and content else "left", overflow="fold")
+        justify: JustifyMethod = "right" if is_number and content else "left"
+        made.add_column(column, justify=justify, overflow="fold", no_wrap=is_number)
     for row in content:
         made.add_row(*(cell(value) for value in row))
     return made
@@ -36,12 +38,14 @@ def curve(title: str, xs: Sequence[float], ys: Sequence[float], *, width: int = 
     """Return a line plot for the terminal; an empty string without points."""
     if not ys:
         return ""
-    import plotext as plt  # type: ignore[import-untyped]  # the library ships no types
+    import plotext  # type: ignore[import-untyped]  # the library ships no types
 
-    plt.clear_figure()
-    plt.theme("clear")
-    plt.plot_size(width, height)
-    plt.title(title)
-    plt.plot(list(xs), list(ys), marker="braille")
-    plt.xticks(sorted({int(x) for x in xs})[:: max(1, len(xs) // 8)])
-    return str(plt.build())
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("colorless")
+    figure.plot_size(width, height)
+    figure.title(title)
+    signal = figure.signal(list(xs), list(ys), marker="braille")
+    signal.lines()
+    figure.draw(signal)
+    return str(plotext.uncolorize(figure.build().string()))
