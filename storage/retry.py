@@ -15,7 +15,8 @@ from typing import BinaryIO, TypeVar
 import tenacity
 
 from storage.errors import TransientStorageError
-from storage.store import ObjectInfo, Store, open_ranges
+from storage.ranged_reads import open_ranges
+from storage.store import ObjectInfo, Store
 
 Result = TypeVar("Result")
 

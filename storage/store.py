@@ -8,7 +8,6 @@ are no locks (file locks fail on network file systems): each object has one writ
 from __future__ import annotations
 
 import importlib
-import io
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -19,10 +18,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import fsspec
-from typing_extensions import Buffer
 
-from storage.errors import CorruptObjectError, InvalidNameError, ObjectMissingError, UnsupportedStoreError
+from storage.errors import InvalidNameError, ObjectMissingError, UnsupportedStoreError
 from storage.foreign_errors import translated
+from storage.ranged_reads import open_ranges
 
 COPY_BYTES = 8 << 20
 """Bytes held at once while a file is streamed."""
@@ -350,60 +349,3 @@ def _remote_store(url: str, protocol: str, options: dict[str, Any]) -> Store:
         message = f"store URL {url!r} cannot be opened ({error}); known are file, memory, s3, gs and abfs"
         raise UnsupportedStoreError(message) from error
     return FsspecStore(filesystem, root, url)
-
-
-class _RangeReader(io.RawIOBase):
-    """A seekable file whose every read is one ranged read of a store, so its failures are typed and repeatable."""
-
-    def __init__(self, store: Store, key: str) -> None:
-        """Look up the object's length. Raises ``ObjectMissingError`` if there is no such object."""
-        super().__init__()
-        size = store.size(key)
-        if size is None:
-            message = f"cannot read {store.url}/{key}: there is no such object"
-            raise ObjectMissingError(message, key=key)
-        self._store, self._key, self._size, self._place = store, key, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        self._place = max(0, base + offset)
-        return self._place
-
-    def readinto(self, buffer: Buffer) -> int:
-        view = memoryview(buffer).cast("B")
-        wanted = max(0, min(len(view), self._size - self._place))
-        data = read_exactly(self._store, self._key, self._place, wanted)
-        view[:wanted] = data
-        self._place += wanted
-        return wanted
-
-
-def open_ranges(store: Store, key: str) -> BinaryIO:
-    """Open an object for seeking reads through ``store.read_range``; small reads are buffered.
-
-    Raises:
-        ObjectMissingError: There is no such object.
-    """
-    return io.BufferedReader(_RangeReader(store, key), buffer_size=1 << 20)
-
-
-def read_exactly(store: Store, key: str, start: int, length: int) -> bytes:
-    """Read a range and refuse a short answer.
-
-    Raises:
-        CorruptObjectError: The object ends before ``start + length``.
-    """
-    data = store.read_range(key, start, length)
-    if len(data) != length:
-        message = f"{store.url}/{key} ends at byte {start + len(data)}, but {start + length} bytes are needed"
-        raise CorruptObjectError(message, key=key)
-    return data

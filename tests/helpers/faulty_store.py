@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from storage.errors import StorageError, TransientStorageError
-from storage.store import ObjectInfo, Store, open_ranges
+from storage.ranged_reads import open_ranges
+from storage.store import ObjectInfo, Store
 
 Result = TypeVar("Result")
 

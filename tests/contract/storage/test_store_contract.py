@@ -19,7 +19,8 @@ from storage.errors import (
     TransientStorageError,
 )
 from storage.manifest import sha256_of_object
-from storage.store import Store, open_store, read_exactly
+from storage.ranged_reads import read_exactly
+from storage.store import Store, open_store
 from tests.contract.storage.conftest import s3_options
 
 
