@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from plans.cost.collectives import LinkTimes
 from plans.cost.model import CostModel, Fanout
@@ -186,25 +187,34 @@ def _direct_s(
 ) -> float:
     """Return max(slowest receiver, busiest sender) when every tasklet pulls its shard from its cheapest replica."""
     sources = [_shards(replica) for replica in training]
-    pieces: dict[tuple[tuple[int, int], float, float], list[list[tuple[int, float]]]] = {}
+    training_gpus = {shard.gpu for replica in sources for shard in replica}
+    # Replicas on the same machines are alike as senders to a GPU that holds no weights: the first one serves it.
+    firsts: dict[tuple[tuple[tuple[int, int], float, int], ...], list[_Shard]] = {}
+    for shards in sources:
+        firsts.setdefault(_signature(shards, machines), shards)
+    pieces: dict[tuple[object, ...], list[list[tuple[int, float]]]] = {}
     best: dict[tuple[object, ...], tuple[float, list[tuple[int, float]]]] = {}
     sent: dict[int, float] = {}
-    training_gpus = {shard.gpu for replica in sources for shard in replica}
     slowest = 0.0
     for replica in generation:
         for shard in _shards(replica):
-            part = (shard.layers, shard.low, shard.high)
-            if part not in pieces:
-                pieces[part] = [_needed(line, shard, replica_shards, fraction) for replica_shards in sources]
-            # GPUs of one machine are alike as receivers unless they hold weights themselves.
-            key = (part, machines[shard.gpu], shard.gpu if shard.gpu in training_gpus else -1)
+            holds = shard.gpu in training_gpus
+            part = (shard.layers, shard.low, shard.high, holds)
+            key = (part, shard.gpu if holds else machines[shard.gpu])
             if key not in best:
-                best[key] = min((_pull(links, machines, shard.gpu, p) for p in pieces[part]), key=lambda r: r[0])
+                if part not in pieces:
+                    senders = sources if holds else firsts.values()
+                    pieces[part] = [_needed(line, shard, sender, fraction) for sender in senders]
+                best[key] = min((_pull(links, machines, shard.gpu, p) for p in pieces[part]), key=itemgetter(0))
             seconds, per_sender = best[key]
             slowest = max(slowest, seconds)
             for sender, busy in per_sender:
                 sent[sender] = sent.get(sender, 0.0) + busy
     return max(slowest, max(sent.values(), default=0.0))
+
+
+def _signature(replica: Sequence[_Shard], machines: Sequence[int]) -> tuple[tuple[tuple[int, int], float, int], ...]:
+    return tuple((shard.layers, shard.low, machines[shard.gpu]) for shard in replica)
 
 
 def _needed(line: WeightLine, target: _Shard, sources: Sequence[_Shard], fraction: float) -> list[tuple[int, float]]:
