@@ -92,7 +92,7 @@ def test_save_and_load_keep_random_states_of_every_rank(two_ranks, tmp_path):
 def test_exception_of_a_rank_reaches_the_caller_with_rank_and_cause(two_ranks, tmp_path):
     # Rank 1 may write no file larger than 4 KiB: its random state doesn't fit, while rank 0 waits for it.
     psutil.Process(two_ranks.rank_pids[0]).rlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-    with pytest.raises(EngineError, match="training rank 1 of 2 failed: .*File too large") as caught:
+    with pytest.raises(EngineError, match=r"training rank 1 of 2 failed: .*File too large") as caught:
         two_ranks.save(tmp_path / "policy", tmp_path / "trainer", 1)
     assert caught.value.attributes["rank"] == 1
     assert list(tmp_path.iterdir()) == []
