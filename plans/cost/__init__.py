@@ -3,6 +3,7 @@
 from plans.cost.calibration import Calibration, load_calibration
 from plans.cost.compact import CompactPlan, CompactTask, compact_of, plan_of
 from plans.cost.evaluator import Evaluation, PlanEvaluator
+from plans.cost.fit import TaskMeasurement, fit_calibration, measurement_of
 from plans.cost.model import CostMode, CostModel, Fanout
 from plans.cost.price import price
 from plans.cost.report import CostReport
@@ -17,8 +18,11 @@ __all__ = [
     "Evaluation",
     "Fanout",
     "PlanEvaluator",
+    "TaskMeasurement",
     "compact_of",
+    "fit_calibration",
     "load_calibration",
+    "measurement_of",
     "plan_of",
     "price",
 ]
