@@ -180,7 +180,7 @@ def _record_of(resolved: ResolvedRun) -> runs.RunRecord:
     return runs.RunRecord(
         run=resolved.name,
         job=job.to_document(),
-        cluster=resolved.cluster.model_dump(mode="json", exclude_none=True),
+        cluster=resolved.cluster.model_dump(mode="json"),
         num_iterations=job.iterations,
         seeds={"run": job.seed, "data": job.data.seed},
         fingerprints={

@@ -133,8 +133,9 @@ class TrainingJob(ExecutionSections):
 
     def to_document(self) -> dict[str, JsonValue]:
         """Return the document with all defaults; `training_job_from_document` reads it back as an equal job."""
-        document: dict[str, JsonValue] = self.planner.model_dump(mode="json", exclude={"execution"}, exclude_none=True)
-        return document | self.model_dump(mode="json", exclude={"planner"}, exclude_none=True)
+        # Nulls stay: where a default is no null (e.g. `source.warm_up`), null means something else than absence.
+        document: dict[str, JsonValue] = self.planner.model_dump(mode="json", exclude={"execution"})
+        return document | self.model_dump(mode="json", exclude={"planner"})
 
 
 def load_training_job(text: str, source_name: str) -> TrainingJob:
@@ -203,8 +204,14 @@ def _validate(raw: Mapping[str, object]) -> tuple[ExecutionSections | None, list
         return None, error.errors(include_url=False)
 
 
+_SOURCE_TYPES = frozenset({"hf", "gguf", "init"})
+
+
 def _sentence(error: ErrorDetails) -> str:
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).removeprefix(".")
+    location = error["loc"]
+    if location[0] == "source" and len(location) > 1 and location[1] in _SOURCE_TYPES:
+        location = (location[0], *location[2:])  # pydantic's name of the union branch, no part of the document
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
     if error["type"] == "missing":
         return f"{where} is missing, but it is required; add the field."
     if error["type"] == "extra_forbidden":

@@ -1,0 +1,97 @@
+"""A run driven without Airflow: each stage is a process of its own, as a shell would start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from stages.contract import StageResult
+from stages.engines.manager import EngineManager
+from stages.runs import ResolvedRun, create_run, resolve_run
+from storage.store import Store, open_store
+
+TINY_JOB = """
+format: motley.job/1
+name: tiny
+algorithm: grpo
+models:
+  actor:
+    shape: &shape
+      {{layers: 2, hidden: 32, intermediate: 64, heads: 2, kv_heads: 1, head_dim: 32, vocab: 16, tied: true}}
+  reference: {{shape: *shape}}
+  reward: {{verifier: format}}
+batch: {{prompts: 4, responses_per_prompt: 4}}
+lengths: {{prompt: 7, response: 4}}
+training: {{micro_batch_size: 16, recompute: none, precision: fp32}}
+generation: {{max_num_seqs: 8}}
+iterations: 3
+seed: 5
+source: {{type: init, warm_up: null}}
+data: {{source: "arithmetic:addition", size: 40, held_out_fraction: 0.2}}
+rewards:
+  terms: [{{name: format, options: {{pattern: "[0-4].*"}}}}]
+  score_truncated: true
+optimizer: {{learning_rate: 1.0e-2}}
+grpo: {{num_mini_batches: 2, kl: {{weight: 0.01}}}}
+evaluation: {{every: 2, prompts: 4}}
+storage: {{samples_per_shard: {samples_per_shard}}}
+"""
+
+CLUSTER = """
+format: motley.cluster/1
+name: one
+machines: [{name: local, region: here, gpu: cpu, count: 1}]
+"""
+
+ITERATION = ("plan", "generate", "infer", "train", "commit_policy", "weight_sync", "evaluate", "report")
+"""Stages of an iteration, in order."""
+
+
+class HandRun:
+    """A run in folders of its own."""
+
+    def __init__(self, base: Path, *, samples_per_shard: int, name: str = "tiny-run") -> None:
+        self.base, self.name = base, name
+        self.state_dir = base / "state"
+        self.root = str(base / "store")
+        job = TINY_JOB.format(samples_per_shard=samples_per_shard)
+        self.resolved: ResolvedRun = resolve_run(job, CLUSTER, name, None, None, self.root)
+        create_run(self.resolved)
+
+    @property
+    def store(self) -> Store:
+        return open_store(self.root)
+
+    def stage(self, stage: str, iteration: int, expected_exit: int = 0, **params: Any) -> StageResult:
+        """Run a stage in a fresh process and return its result."""
+        jobs = self.state_dir / "jobs" / self.name / f"{iteration:06d}" / stage
+        folder = jobs / f"attempt-{len(list(jobs.glob('attempt-*'))):03d}"
+        folder.mkdir(parents=True)
+        request = {
+            "stage": stage, "run": self.name, "iteration": iteration, "root": self.root, "machine": "local",
+            "state_dir": str(self.state_dir), "attempt": f"{stage}-{iteration}-{folder.name}", "params": params,
+            "deadline_s": 600.0,
+        }  # fmt: skip
+        (folder / "request.json").write_text(json.dumps(request))
+        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "stages", stage, "--request", str(folder / "request.json")],
+            env=environment, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == expected_exit, done.stderr[-4000:]
+        return StageResult.model_validate_json((folder / "result.json").read_bytes())
+
+    def iteration(self, k: int) -> dict[str, StageResult]:
+        """Run all stages of an iteration."""
+        results = {"prepare": self.stage("prepare", k)} if k == 0 else {}
+        for name in ITERATION:
+            results[name] = self.stage(name, k, **({"region": "here"} if name == "weight_sync" else {}))
+        return results
+
+    def stop_engines(self) -> int:
+        """End the run's engines, as a reboot of the machine would."""
+        return EngineManager(self.state_dir).stop_all()
