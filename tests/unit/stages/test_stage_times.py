@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stages.contract import StageName, StageResult, StageStatus
+from stages.stage_times import read_results, stage_times
+
+
+def result(stage: StageName, start: float, end: float, *, fingerprint: str = "f", **changes: object) -> StageResult:
+    fields = {
+        "stage": stage, "run": "r", "iteration": 1, "fingerprint": f"{stage}-{fingerprint}", "status": StageStatus.OK,
+        "started_at": start, "ended_at": end, "phases_s": {"work": end - start},
+    }  # fmt: skip
+    return StageResult.model_validate({**fields, **changes})
+
+
+def test_times_of_an_iteration_with_gaps_and_overhead() -> None:
+    times = stage_times(
+        [
+            result(StageName.PLAN, 0.0, 1.0),
+            result(StageName.GENERATE, 2.0, 6.0, fingerprint="a"),
+            result(StageName.GENERATE, 2.5, 7.0, fingerprint="b"),
+            result(StageName.TRAIN, 8.0, 10.0),
+        ]
+    )
+
+    assert times.measured_s == {"plan": 1.0, "generate": 5.0, "train": 2.0}
+    assert times.phases_s["generate"] == {"work": 4.5}
+    assert times.gaps_s == {"plan->generate": 1.0, "generate->train": 1.0}
+    assert times.overhead_fraction == pytest.approx(0.2)
+    assert (times.started_at, times.ended_at) == (0.0, 10.0)
+    assert [sentence.split(":")[0] for sentence in times.missing] == [
+        "infer", "commit_policy", "weight_sync", "evaluate",
+    ]  # fmt: skip
+
+
+def test_a_repeated_stage_does_not_hide_the_attempt_that_worked() -> None:
+    times = stage_times(
+        [
+            result(StageName.TRAIN, 0.0, 1.0, status=StageStatus.FAILED),
+            result(StageName.TRAIN, 2.0, 9.0),
+            result(StageName.TRAIN, 20.0, 20.1, reused=True),
+        ]
+    )
+
+    assert times.measured_s == {"train": 7.0}
+
+
+def test_nothing_found_is_said() -> None:
+    times = stage_times([])
+
+    assert (times.started_at, times.overhead_fraction, len(times.missing)) == (None, None, 7)
+
+
+def test_results_are_read_from_the_job_folders_of_the_iteration(tmp_path: Path) -> None:
+    wanted = result(StageName.TRAIN, 2.0, 9.0)
+    for iteration, text in ((1, wanted.model_dump_json()), (2, wanted.model_dump_json()), (1, "{torn")):
+        folder = tmp_path / "jobs" / "r" / f"{iteration:06d}" / "train" / "f" / f"attempt-{len(text)}"
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(text)
+
+    assert read_results(tmp_path, "r", 1) == [wanted]
+    assert read_results(tmp_path, "r", 2) == []  # a result of another iteration lies there
