@@ -82,6 +82,5 @@ def test_queues_with_work_follow_from_the_plan() -> None:
 
     plan = choose_plan(cluster, job(), profiles={}, seed=0)
 
-    assert queues_of(plan, cluster) == dict.fromkeys(
-        (StageName.GENERATE.value, StageName.INFER.value, StageName.TRAIN.value), ["q-strong"]
-    )
+    stages = (StageName.GENERATE, StageName.INFER, StageName.TRAIN)
+    assert queues_of(plan, cluster) == {stage.value: ["q-strong"] for stage in stages}

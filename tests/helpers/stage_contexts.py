@@ -1,0 +1,69 @@
+"""Contexts of stages on real stores, without engines: runs in two regions, policies of a few bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from stages.context import StageContext
+from stages.contract import StageRequest
+from stages.plan import ensure_plan
+from stages.runs import ResolvedRun, create_run, resolve_run
+from stages.timing import Clock, Deadline, PhaseTimer
+from storage.checkpoints import save_checkpoint
+from storage.policies import Policy, publish_policy
+
+JOB = (Path(__file__).parents[2] / "examples" / "quickstart" / "job.yaml").read_text()
+CLUSTER = """
+format: motley.cluster/1
+name: two-regions
+machines:
+  - {{name: a0, region: a, gpu: cpu, count: 2, intra_gb_s: 10}}
+  - {{name: b0, region: b, gpu: cpu, count: 1}}
+links: {{regions: [{{between: [a, b], latency_ms: 10, bandwidth_gbps: 1}}]}}
+storage: {{a: "{base}/a", b: "{base}/b"}}
+"""
+
+
+def make_run(base: Path, *, iterations: int = 5) -> ResolvedRun:
+    """Create a run whose regions a (home) and b have roots of their own."""
+    run = resolve_run(JOB, CLUSTER.format(base=base), "r", iterations, None, str(base / "none"))
+    create_run(run)
+    return run
+
+
+def make_context(
+    run: ResolvedRun, base: Path, stage: str, iteration: int, machine: str = "a0", **params: Any
+) -> StageContext:
+    """Return the context of a stage, with the plan of iteration 0 committed."""
+    region = next(m.region for m in run.cluster.machines if m.name == machine)
+    request = StageRequest.model_validate(
+        {
+            "stage": stage, "run": run.name, "iteration": iteration, "root": run.roots[region], "machine": machine,
+            "state_dir": str(base / f"state-{machine}"), "attempt": "a1", "params": params,
+        }
+    )  # fmt: skip
+    clock = Clock()
+    context = StageContext(
+        request, run, PhaseTimer(clock=clock), Deadline(clock=clock, ends_at=clock.monotonic() + 600)
+    )
+    ensure_plan(StageContext(request.model_copy(update={"iteration": 0}), run, context.timer, context.deadline))
+    return context
+
+
+def publish(context: StageContext, version: int, *, is_head: bool = False) -> Policy:
+    """Publish a resume point and a policy version of four numbers."""
+    weights = save({"w": np.full(4, version, dtype=np.float32)})
+    save_checkpoint(
+        context.home, context.run.name, version, {"random_rank_0.safetensors": weights},
+        config_hash=context.job.fingerprint, dataset_fingerprint="d", data_position={},
+        rng_files=["random_rank_0.safetensors"],
+        created_by="test",
+    )  # fmt: skip
+    return publish_policy(
+        context.home, context.run.name, version, {"model.safetensors": weights, "config.json": b"{}"},
+        created_by="test", metadata={"training": {"counts": {}}}, is_head=is_head,
+    )  # fmt: skip
