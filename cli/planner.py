@@ -60,7 +60,9 @@ def plan_command(
     workers: WorkersOption = 1,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan document here.")] = None,
     start: Annotated[Path | None, typer.Option("--start", help="A plan to start from; the result is no worse.")] = None,
-    picture: Annotated[Path | None, typer.Option("--picture", help="Draw machines, links and tasks (.svg, .png).")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Draw machines, links and tasks (.svg, .png).")
+    ] = None,
     calibration: CalibrationOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -68,9 +70,7 @@ def plan_command(
 
     Ctrl-C ends the search and returns the best plan so far.
 
-    Examples:
-
-        motley plan --cluster C.yaml --job J.yaml
+    Examples: motley plan --cluster C.yaml --job J.yaml
 
         motley plan -c C.yaml -j J.yaml --budget 60s --workers 0 --out plan.json --picture plan.svg
 
@@ -181,7 +181,7 @@ def compare_command(
 
 
 @app.command("testbed", hidden=True)
-def testbed_command(
+def print_testbed(
     name: Annotated[str, typer.Argument(help="Name; absent = list all names.")] = "",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the file here.")] = None,
 ) -> None:

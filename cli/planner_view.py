@@ -49,7 +49,8 @@ class SearchView:
         if self._task is None:
             return
         best = "no plan yet" if math.isinf(state.best_iteration_s) else f"best {state.best_iteration_s:.4g} s"
-        text = f"{best}, {state.evaluations} evaluations, {state.elapsed_s:.0f} s, {state.phase} (Ctrl-C ends with the best)"
+        used = f"{state.evaluations} evaluations, {state.elapsed_s:.0f} s, {state.phase}"
+        text = f"{best}, {used} (Ctrl-C ends with the best)"
         self._bar.update(self._task, completed=min(1.0, state.fraction), state=text)
 
 

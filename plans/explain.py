@@ -96,8 +96,8 @@ class Explanation:
         """Return everything as plain text."""
         lines = [self.headline, ""]
         lines += [
-            f"{row.task}: group {row.group}, dp {row.dp} x pp {row.pp} x tp {row.tp} on {row.machines}; layers {row.layers}; "
-            f"samples {row.samples}; {_seconds(row.seconds)}; {row.bottleneck}"
+            f"{row.task}: group {row.group}, dp {row.dp} x pp {row.pp} x tp {row.tp} on {row.machines}; "
+            f"layers {row.layers}; samples {row.samples}; {_seconds(row.seconds)}; {row.bottleneck}"
             for row in self.tasks
         ]
         lines += ["", *self.limits, self.cost]

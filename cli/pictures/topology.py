@@ -1,4 +1,4 @@
-"""A picture of a plan on its cluster: regions, machines and GPUs, the tasks of each GPU, the links that the plan uses."""
+"""A picture of a plan on its cluster: regions, machines, GPUs with their tasks, the links that the plan uses."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def _draw_links(axes: Axes, cluster: Cluster, plan: Plan, places: dict[str, tupl
             continue
         (xa, ya), (xb, yb) = places[view.region_names[a]], places[view.region_names[b]]
         is_used = (a, b) in spanned
-        axes.plot([xa, xb], [ya, yb], color="#555555" if is_used else "#dddddd", linewidth=2.0 if is_used else 0.7, zorder=1)
+        axes.plot(
+            [xa, xb], [ya, yb], color="#555555" if is_used else "#dddddd", linewidth=2.0 if is_used else 0.7, zorder=1
+        )
         if is_used:
             label = f"{latency / S_PER_MS:.3g} ms, {rate * BITS_PER_BYTE / BITS_PER_GBIT:.3g} Gbps"
             axes.text(

@@ -116,7 +116,9 @@ class TaskRates:
         unit: FloatArray = seconds.max(axis=1)
         return unit
 
-    def _decode_unit_s(self, grid: GpuGrid, count: FloatArray, here: NDArray[np.int64], batch: FloatArray) -> FloatArray:
+    def _decode_unit_s(
+        self, grid: GpuGrid, count: FloatArray, here: NDArray[np.int64], batch: FloatArray
+    ) -> FloatArray:
         """Return decode seconds per sample of each stage [dp, pp]; `batch` is [dp, 1]."""
         terms, tp = self._terms, grid.shape[2]
         decode = terms.decode
@@ -190,8 +192,8 @@ class TaskRates:
 def share_samples(total: int, unit_s: Sequence[float]) -> tuple[int, ...]:
     """Return samples per replica that minimise the largest `samples * unit_s`, each at least 1.
 
-    Floors of the proportional shares, then one sample at a time to the replica that would finish first: exact for linear
-    costs. O(r log r) for r replicas; `total` >= r.
+    Floors of the proportional shares, then one sample at a time to the replica that would finish first: exact for
+    linear costs. O(r log r) for r replicas; `total` >= r.
     """
     rate = math.fsum(1.0 / seconds for seconds in unit_s)
     shares = [max(1, math.floor(total / (seconds * rate) + 1e-9)) for seconds in unit_s]

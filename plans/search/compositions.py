@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -77,7 +77,7 @@ def _all(units: int, groups: int) -> Iterator[tuple[int, ...]]:
     found = []
     for cuts in combinations(range(1, units), groups - 1):
         edges = (0, *cuts, units)
-        found.append(tuple(b - a for a, b in zip(edges, edges[1:], strict=False)))
+        found.append(tuple(b - a for a, b in pairwise(edges)))
     found.sort(key=lambda counts: (max(counts) - min(counts), counts))
     yield from found
 

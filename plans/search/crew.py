@@ -47,9 +47,7 @@ class Workshop:
         self.evolution = Evolution(self.tools, settings)
         self.polish = Polish(self.tools, self.evolution)
 
-    def do(
-        self, task: Task, keep_going: Callable[[], bool], on_improved: Callable[[Price, Genome], None]
-    ) -> int:
+    def do(self, task: Task, keep_going: Callable[[], bool], on_improved: Callable[[Price, Genome], None]) -> int:
         """Do a piece of work; return the evaluations used."""
         state = task.state
         if isinstance(state, ArmState):
@@ -113,11 +111,17 @@ class PoolCrew:
             max_workers=incumbent.run.workers,
             mp_context=get_context("spawn"),
             initializer=_start_worker,
-            initargs=(problem.cluster, problem.job, problem.model, settings, balancing),
+            initargs=(
+                problem.cluster.model_dump_json(exclude_none=True),
+                problem.job.model_dump_json(exclude_none=True),
+                problem.model,
+                settings,
+                balancing,
+            ),
         )
 
     def run(self, tasks: Sequence[Task]) -> list[ArmState | WalkState]:
-        """Return the states of the tasks, changed, in order; tasks not begun at the end of the budget stay as they are."""
+        """Return the states of the tasks, changed, in order; those not begun when the budget ends stay as they are."""
         meter = self._incumbent.run.meter
         states: list[ArmState | WalkState] = [task.state for task in tasks]
         waiting = list(enumerate(tasks))[::-1]
@@ -150,7 +154,11 @@ class PoolCrew:
 
 
 def make_crew(
-    problem: Problem, workshop: Workshop, settings: EvolutionSettings, balancing: Balancing, incumbent: Incumbent[Genome]
+    problem: Problem,
+    workshop: Workshop,
+    settings: EvolutionSettings,
+    balancing: Balancing,
+    incumbent: Incumbent[Genome],
 ) -> Crew:
     """Return a crew of as many processes as the run asks for."""
     if incumbent.run.workers <= 1:
@@ -175,12 +183,12 @@ _WORKSHOP: list[Workshop] = []
 """The tools of a worker process; filled by its initializer."""
 
 
-def _start_worker(
-    cluster: Cluster, job: Job, model: CostModel, settings: EvolutionSettings, balancing: Balancing
-) -> None:
+def _start_worker(cluster: str, job: str, model: CostModel, settings: EvolutionSettings, balancing: Balancing) -> None:
+    """Build the tools of a worker from the documents (the values themselves hold views that cannot travel)."""
     # Ctrl-C belongs to the parent, which asks the workers to finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _WORKSHOP.append(Workshop(Problem(cluster, job, model), settings, balancing))
+    problem = Problem(Cluster.model_validate_json(cluster), Job.model_validate_json(job), model)
+    _WORKSHOP.append(Workshop(problem, settings, balancing))
 
 
 def _work(task: Task, clock: Clock | None, limit_s: float | None) -> tuple[ArmState | WalkState, int]:

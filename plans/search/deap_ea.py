@@ -1,4 +1,4 @@
-"""Baseline: a standard evolutionary algorithm on the library DEAP (HetRL's search baseline; its variant is unpublished).
+"""Baseline: a standard evolutionary algorithm on the library DEAP (in HetRL too; its variant is unpublished).
 
 (mu + lambda) evolution, uniform crossover, mutation by redrawing genes, tournament selection: DEAP's own
 `eaMuPlusLambda`. The genome is flat: a group per task, a group and a placement key per GPU, a degree gene per task. A

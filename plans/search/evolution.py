@@ -1,8 +1,8 @@
 """The evolutionary algorithm of one arm (levels 3 to 5), which can be paused and continued (HetRL section 4.3).
 
-One step: pick a parent, mutate, search locally for better locality, price; the offspring replaces the worst member when it
-is better. Baldwinian: the locally improved candidate gives the fitness and may become the incumbent, the population keeps
-the unimproved one; `lamarckian` keeps the improved one. Unpublished parameters are ours (hetrl.md 8).
+One step: pick a parent, mutate, search locally for better locality, price; the offspring replaces the worst member
+when it is better. Baldwinian: the locally improved candidate gives the fitness and may become the incumbent, the
+population keeps the unimproved one; `lamarckian` keeps the improved one. Unpublished parameters are ours (hetrl.md 8).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ RANDOM_STYLE = GrowthStyle(first=None, noise=0.35)
 def grow_groups(
     problem: Problem, grouping: Grouping, sizes: Sequence[int], style: GrowthStyle, rng: np.random.Generator
 ) -> tuple[tuple[int, ...], ...]:
-    """Return GPU indices per group: each group takes its favourite machine, then the nearest ones, whole if possible."""
+    """Return GPU indices per group: its favourite machine, then the nearest ones, whole if possible."""
     order = problem.order
     free = [list(np.nonzero(problem.view.machine_of == m)[0]) for m in range(len(problem.view.machine_names))]
     taken: list[tuple[int, ...]] = [()] * len(grouping)

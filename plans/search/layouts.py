@@ -105,12 +105,15 @@ class LayoutGuesses:
 
     def recipes(self) -> list[Recipe]:
         """Return the plain recipes: all GPUs, near order, replica blocks; every TP, PP by powers of two."""
-        found = []
+        found: list[Recipe] = []
         for tp in self.tps(0):
             count = len(self.units(0, tp, by_type=False))
-            for pp in self.pps(tp, count):
-                if pp & (pp - 1) == 0 or pp == self.pps(tp, count)[0]:
-                    found.append(Recipe(subset=0, tp=tp, pp=pp, by_type=False, arrangement=Arrangement.REPLICA_BLOCKS))
+            offered = self.pps(tp, count)
+            found += [
+                Recipe(subset=0, tp=tp, pp=pp, by_type=False, arrangement=Arrangement.REPLICA_BLOCKS)
+                for pp in offered
+                if pp & (pp - 1) == 0 or pp == offered[0]
+            ]
         return found
 
     def variations(self, recipe: Recipe) -> list[Recipe]:

@@ -1,8 +1,8 @@
 """Locality score of a GPU grouping and the swap search that raises it (HetRL section 4.3; weights reconstructed).
 
-score = sum over groups, over pairs of GPUs in the group, of w, with w = 3 on one machine, 2 in one zone, 1 in one region and
-0 otherwise. All GPUs of a machine in a group are alike for the score, so the search works on cells (machine, group)
-instead of GPUs: a pass costs O(cells^2), whatever the number of GPUs.
+score = sum over groups, over pairs of GPUs in the group, of w, with w = 3 on one machine, 2 in one zone, 1 in one
+region and 0 otherwise. All GPUs of a machine in a group are alike for the score, so the search works on cells
+(machine, group) instead of GPUs: a pass costs O(cells^2), whatever the number of GPUs.
 """
 
 from __future__ import annotations

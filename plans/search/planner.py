@@ -38,26 +38,30 @@ class MethodEntry:
 
 
 #: Every method by name.
-METHODS: MappingProxyType[str, MethodEntry] = MappingProxyType({
-    "sha-ea": MethodEntry(
-        module="plans.search.sha_ea", factory="ShaEaPlanner", summary="HetRL: nested halving and evolution (default)"
-    ),
-    "verl": MethodEntry(
-        module="plans.search.verl", factory="VerlPlanner", summary="verl's mapping, blind to GPU identity"
-    ),
-    "streamrl": MethodEntry(
-        module="plans.search.streamrl",
-        factory="StreamRlPlanner",
-        summary="StreamRL's two homogeneous groups",
-        is_async_only=True,
-    ),
-    "deap": MethodEntry(
-        module="plans.search.deap_ea", factory="DeapPlanner", summary="standard evolutionary algorithm on DEAP"
-    ),
-    "random": MethodEntry(
-        module="plans.search.random_search", factory="RandomPlanner", summary="uniform random placements"
-    ),
-})
+METHODS: MappingProxyType[str, MethodEntry] = MappingProxyType(
+    {
+        "sha-ea": MethodEntry(
+            module="plans.search.sha_ea",
+            factory="ShaEaPlanner",
+            summary="HetRL: nested halving and evolution (default)",
+        ),
+        "verl": MethodEntry(
+            module="plans.search.verl", factory="VerlPlanner", summary="verl's mapping, blind to GPU identity"
+        ),
+        "streamrl": MethodEntry(
+            module="plans.search.streamrl",
+            factory="StreamRlPlanner",
+            summary="StreamRL's two homogeneous groups",
+            is_async_only=True,
+        ),
+        "deap": MethodEntry(
+            module="plans.search.deap_ea", factory="DeapPlanner", summary="standard evolutionary algorithm on DEAP"
+        ),
+        "random": MethodEntry(
+            module="plans.search.random_search", factory="RandomPlanner", summary="uniform random placements"
+        ),
+    }
+)
 
 
 class MethodError(SearchError):
@@ -139,11 +143,12 @@ def make_plan(
     chosen = model if model is not None else CostModel.calibrated()
     problem = Problem(cluster, job, chosen)
     meter = Meter(budget if budget is not None else Budget(evaluations=20_000), clock, should_stop)
-    if problem.least_gpus(problem.workflow.tasks) > problem.view.num_gpus or problem.view.num_gpus < problem.least_groups:
+    if (
+        problem.least_gpus(problem.workflow.tasks) > problem.view.num_gpus
+        or problem.view.num_gpus < problem.least_groups
+    ):
         raise infeasible_error(cluster, job)
-    run = SearchRun(
-        meter=meter, seed=seed, workers=workers, on_progress=on_progress, warm_start=warm_start
-    )
+    run = SearchRun(meter=meter, seed=seed, workers=workers, on_progress=on_progress, warm_start=warm_start)
     outcome = planner.search(problem, run)
     return _result(problem, run, outcome, planner.name)
 

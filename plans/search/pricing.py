@@ -115,9 +115,7 @@ class Pricer:
         if min(rooms) < 1:
             return math.inf, math.inf
         placement = self._with_samples(RlTask.ACTOR_GENERATION, even, rooms)
-        batches = tuple(
-            max(1, min(room, samples)) for room, samples in zip(rooms, placement.samples, strict=True)
-        )
+        batches = tuple(max(1, min(room, samples)) for room, samples in zip(rooms, placement.samples, strict=True))
         cost = self.evaluator.task_cost(RlTask.ACTOR_GENERATION, placement, batches)
         return cost.total_s, self._rates[RlTask.ACTOR_GENERATION].resident_share(even.gpus, even.layers)
 
@@ -138,9 +136,7 @@ class Pricer:
 
     def _rooms(self, placement: CompactTask, resident: np.ndarray) -> tuple[int, ...]:
         """Return how many sequences each replica can decode together beside what is resident."""
-        per_stage = np.array(
-            [self._generation_memory.cache_bytes(layers, placement.tp) for layers in placement.layers]
-        )
+        per_stage = np.array([self._generation_memory.cache_bytes(layers, placement.tp) for layers in placement.layers])
         free = (self._usable[placement.gpus] - resident[placement.gpus]) / per_stage[None, :, None]
         return tuple(min(self._cap, max(0, int(room))) for room in np.floor(free.min(axis=(1, 2))).tolist())
 

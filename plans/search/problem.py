@@ -16,6 +16,7 @@ from plans.spec.cluster import Cluster, ClusterView
 from plans.spec.job import Job, Mode
 from plans.workflow import RlTask, TaskKind, Workflow, shape_of, workflow_of
 
+
 @dataclass(frozen=True)
 class Problem:
     """The input of a search, with derived values computed once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -45,4 +46,4 @@ def random_sizes(grouping: Grouping, num_gpus: int, rng: np.random.Generator) ->
     groups = len(grouping)
     cuts = np.sort(rng.choice(num_gpus - 1, size=groups - 1, replace=False)) + 1 if groups > 1 else np.array([], int)
     edges = [0, *(int(cut) for cut in cuts), num_gpus]
-    return tuple(b - a for a, b in zip(edges[:-1], edges[1:], strict=True))
+    return tuple(b - a for a, b in pairwise(edges))

@@ -1,7 +1,7 @@
 """Moves between arms for the final polish (extension): tasks change groups, GPUs change groups, groups merge.
 
-Halving settles levels 1 and 2 on a coarse grid. These moves leave the grid: sizes change by any number of GPUs, and a task may
-join another group. Tasks of the groups that a move touches get fresh layouts that fit together.
+Halving settles levels 1 and 2 on a coarse grid. These moves leave the grid: sizes change by any number of GPUs, and a
+task may join another group. Tasks of the groups that a move touches get fresh layouts that fit together.
 """
 
 from __future__ import annotations

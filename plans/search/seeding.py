@@ -1,12 +1,13 @@
 """First candidates of an arm: GPUs grown along near machines, layouts that fit together (extension).
 
-HetRL starts from random placements. Seeds that are already sensible make the first ranking of the arms meaningful, which
-is what successive halving lives on.
+HetRL starts from random placements. Seeds that are already sensible make the first ranking of the arms meaningful,
+which is what successive halving lives on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,9 +15,9 @@ from plans.search.genome import Genome
 from plans.search.gpu_assignment import PLAIN_STYLES, RANDOM_STYLE, grow_groups
 from plans.search.groupings import Grouping
 from plans.search.layouts import TaskLayout
-from plans.search.random_layout import random_layout
 from plans.search.pricing import Pricer
 from plans.search.problem import Problem
+from plans.search.random_layout import random_layout
 from plans.search.ranking import RankedLayout, Ranker
 from plans.workflow import RlTask
 
@@ -57,9 +58,7 @@ class Seeder:
         """Return a candidate drawn at random at levels 3 to 5, as in the paper."""
         drawn = rng.permutation(self.problem.view.num_gpus)
         edges = np.concatenate(([0], np.cumsum(sizes)))
-        gpus = tuple(
-            tuple(sorted(int(gpu) for gpu in drawn[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True)
-        )
+        gpus = tuple(tuple(sorted(int(gpu) for gpu in drawn[a:b])) for a, b in pairwise(edges))
         layouts = {}
         for tasks, members in zip(grouping, gpus, strict=True):
             for task in tasks:
@@ -69,8 +68,8 @@ class Seeder:
     def fit_group(self, tasks: tuple[RlTask, ...], gpus: tuple[int, ...]) -> dict[RlTask, TaskLayout]:
         """Return a layout per task of one group.
 
-        Starts with the fastest of each and, while the models of some GPU exceed its memory, takes the exchange that frees
-        memory at the least loss of time.
+        Starts with the fastest of each and, while the models of some GPU exceed its memory, takes the exchange that
+        frees memory at the least loss of time.
         """
         options = {task: self.ranker.ranked(task, gpus, tasks) for task in tasks}
         for task in tasks:

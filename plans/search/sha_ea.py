@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from plans.search.genome import Genome
 from plans.search.layouts import TaskLayout
 from plans.search.outcome import outcome_of
 from plans.search.polish import WalkState
+from plans.search.pricing import Price
 from plans.search.problem import Problem
 from plans.search.protocol import Outcome
 from plans.search.run import Incumbent, SearchRun
@@ -95,8 +97,7 @@ class _Search:
         except ValueError:
             return []  # replicas of unlike shape: outside this search; the caller still compares with the plan itself
         gpus = tuple(
-            tuple(sorted({int(gpu) for task in tasks for gpu in compact.tasks[task].flat}))
-            for tasks in compact.groups
+            tuple(sorted({int(gpu) for task in tasks for gpu in compact.tasks[task].flat})) for tasks in compact.groups
         )
         layouts = {
             task: TaskLayout(entry.dp, entry.pp, entry.tp, tuple(entry.flat.tolist()))
@@ -126,8 +127,8 @@ class _Search:
         meter.spend(used + probe)
         self.rate = probe / max(1e-6, meter.elapsed_s - begin) * max(1, self.run.workers)
 
-    def _offer(self, price: object, genome: Genome) -> None:
-        self.incumbent.offer(price.score_s, genome)  # type: ignore[attr-defined]  # a Price
+    def _offer(self, price: Price, genome: Genome) -> None:
+        self.incumbent.offer(price.score_s, genome)
 
     def _remaining(self) -> float:
         """Return the evaluations that the budget still allows, estimated for a budget in seconds."""
@@ -153,12 +154,12 @@ class _Search:
         total, meter = self._remaining(), self.run.meter
         reserve = (1.0 - self.planner.halving_share) * total
 
-        def grow(jobs: object) -> None:
-            tasks = [Task(states[arm], count) for arm, count in jobs]  # type: ignore[attr-defined]  # pairs
+        def grow(jobs: Sequence[tuple[Arm, int]]) -> None:
+            tasks = [Task(states[arm], count) for arm, count in jobs]
             begin, before = meter.elapsed_s, meter.evaluations
-            for task, state in zip(tasks, self.crew.run(tasks), strict=True):
+            for state in self.crew.run(tasks):
                 if isinstance(state, ArmState):
-                    states[task.state.arm] = state  # type: ignore[union-attr]  # arms only here
+                    states[state.arm] = state
             self._measure(meter.elapsed_s - begin, meter.evaluations - before)
 
         halving: NestedHalving[Arm] = NestedHalving(

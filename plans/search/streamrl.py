@@ -1,9 +1,9 @@
 """Baseline: StreamRL's allocator for asynchronous jobs (re-implementation after hetrl.md 12.4).
 
-Two groups, generation and everything else, each on GPUs of one type in one data centre. Inside one data centre x + y <= n
-GPUs are split to minimise the slower side; over two, the faster side is shrunk until it just keeps up. Where no such
-pair of pools holds the models, pools get wider: one type anywhere, then one region, then the whole cluster. Placement inside a
-pool uses the ranked layouts with equal samples and layers, and the real cost model.
+Two groups, generation and everything else, each on GPUs of one type in one data centre. Inside one data centre
+x + y <= n GPUs are split to minimise the slower side; over two, the faster side is shrunk until it just keeps up.
+Where no such pair of pools holds the models, pools get wider: one type anywhere, then one region, then the whole
+cluster. Placement inside a pool uses the ranked layouts with equal samples and layers, and the real cost model.
 """
 
 from __future__ import annotations

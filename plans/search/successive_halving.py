@@ -1,25 +1,20 @@
 """Nested successive halving over groupings and their arms (HetRL, Algorithm 1). Knows arms by their scores only.
 
-Differences to the listing, none of which changes the shares: the inner loops of all groupings advance together, so that
-their arms can grow in parallel; at least one round each; the shares are taken of what is really left, which in a budget of
-seconds corrects the estimate of the speed after each round.
+Differences to the listing, none of which changes the shares: the inner loops of all groupings advance together, so
+that their arms can grow in parallel; at least one round each; the shares are taken of what is really left, which in a
+budget of seconds corrects the estimate of the speed after each round.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 ArmT = TypeVar("ArmT")
 
-
-class Comparable(Protocol):
-    """A score: smaller is better."""
-
-    def __lt__(self, other: object, /) -> bool:
-        """Return whether this score is better."""
-        ...
+Score = tuple[float, ...]
+"""Rank of an arm: smaller is better."""
 
 
 Grow = Callable[[Sequence[tuple[ArmT, int]]], None]
@@ -32,7 +27,7 @@ class NestedHalving(Generic[ArmT]):
     def __init__(
         self,
         grow: Grow[ArmT],
-        score: Callable[[ArmT], Comparable],
+        score: Callable[[ArmT], Score],
         remaining: Callable[[], float],
         keep_going: Callable[[], bool],
     ) -> None:
@@ -58,7 +53,7 @@ class NestedHalving(Generic[ArmT]):
             alive = self._outer_round(alive, self._remaining() / (rounds - outer))
             if not self._keep_going():
                 break
-            alive.sort(key=lambda arms: min(self._score(arm) for arm in arms))  # type: ignore[type-var]  # Comparable
+            alive.sort(key=lambda arms: min(self._score(arm) for arm in arms))
             alive = [self._better_half(arms) for arms in alive[: _half(len(alive))]]
         survivors = [arm for arms in alive for arm in arms]
         return self._sorted(survivors)
@@ -87,7 +82,7 @@ class NestedHalving(Generic[ArmT]):
         return self._sorted(arms)[: _half(len(arms))]
 
     def _sorted(self, arms: list[ArmT]) -> list[ArmT]:
-        return sorted(arms, key=self._score)  # type: ignore[arg-type]  # Comparable has __lt__, all that sorting needs
+        return sorted(arms, key=self._score)
 
 
 def rounds_of(count: int) -> int:

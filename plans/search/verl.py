@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import ClassVar
 
 from plans.search.arms import unit_of
@@ -148,7 +148,7 @@ def _allocations(problem: Problem) -> Iterator[tuple[Grouping, tuple[int, ...]]]
             continue
         for cuts in combinations(range(1, units), len(grouping) - 1):
             edges = (0, *cuts, units)
-            sizes = [(b - a) * unit for a, b in zip(edges[:-1], edges[1:], strict=True)]
+            sizes = [(b - a) * unit for a, b in pairwise(edges)]
             sizes[-1] += total - units * unit
             if all(size >= low for size, low in zip(sizes, minimum, strict=True)):
                 yield grouping, tuple(sizes)
