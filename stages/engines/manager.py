@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 from pydantic import JsonValue, ValidationError
 
 import stages
@@ -157,7 +158,8 @@ class EngineManager:
             return self._wait_until_ready(host_file, process, deadline)
         except BaseException:
             # Whoever waited gave up (deadline, error, Ctrl-C): a process nobody knows of must not stay behind.
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                end_process(psutil.Process(process.pid))
             process.wait()
             raise
 
