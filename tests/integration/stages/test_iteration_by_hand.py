@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
+from stages.engines.manager import EngineManager
 from storage.layout import manifest_key, shard_folder
 from storage.policies import head_version, resolve_policy
 from storage.rollout_schema import Family, sample_seed
@@ -88,8 +91,20 @@ def test_retry_makes_missing_shards_only(finished: HandRun) -> None:
     assert after[1].content_digest == before[1].content_digest
 
 
-def test_training_out_of_order_is_refused(finished: HandRun) -> None:
-    """T9: versions never go back, and a later iteration can't be trained before its policy exists."""
+def test_killed_engine_is_replaced_and_samples_the_same_tokens(finished: HandRun) -> None:
+    store, name = finished.store, finished.name
+    before = shard_manifests(store, name, 2)
+    store.delete(manifest_key(shard_folder(name, 2, "rollouts", 0)))
+    (engine,) = (r for r in EngineManager(finished.state_dir).list() if r.launch.role == "generation")
+    os.kill(engine.pid, signal.SIGKILL)
+
+    result = finished.stage("generate", 2)
+
+    assert result.metrics["num_reused_shards"] == 1
+    assert shard_manifests(store, name, 2)[0].content_digest == before[0].content_digest
+
+
+def test_request_for_an_unknown_region_is_refused(finished: HandRun) -> None:
     result = finished.stage("weight_sync", 2, 2, region="nowhere")
 
     assert result.error is not None
