@@ -10,10 +10,9 @@ import importlib
 import sys
 from typing import Final
 
-import click
 import typer
 
-from cli.errors import CommandError
+from cli.errors import CommandError, InputError
 from plans.errors import PlanningError, SpecError
 from stages.errors import StageError
 from storage.errors import InvalidInputError, StorageError
@@ -27,6 +26,13 @@ GROUPS: Final[tuple[tuple[str, str | None], ...]] = (
     ("cli.rollouts", "rollouts"),
 )
 """Module and the name under which its commands stand; None puts them beside `motley up`."""
+
+
+# Some versions of typer carry a click of their own, others use the package: their common public child knows which.
+USAGE_ERRORS: Final[tuple[type[Exception], ...]] = tuple(
+    kind for kind in typer.BadParameter.__mro__ if issubclass(kind, Exception) and kind.__name__ == "ClickException"
+)
+"""What a wrong command line raises."""
 
 
 def build_app() -> typer.Typer:
@@ -54,18 +60,25 @@ def exit_code_of(error: Exception) -> int:
     return 2 if isinstance(error, SpecError | InvalidInputError) else 1
 
 
+def usage_sentence(error: BaseException) -> str:
+    """Return what is wrong with a command line, as a sentence with where to look."""
+    command = getattr(getattr(error, "ctx", None), "command_path", "motley")
+    text = getattr(error, "format_message", lambda: str(error))()
+    return f"{text.rstrip('.')}; see `{command} --help`."
+
+
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     command = typer.main.get_command(build_app())
     try:
-        code = command.main(standalone_mode=False)
+        code = command.main(prog_name="motley", standalone_mode=False)
     except (CommandError, StageError, StorageError, PlanningError) as error:
         sys.stderr.write(f"{error}\n")
         code = exit_code_of(error)
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except USAGE_ERRORS as error:
+        sys.stderr.write(f"{usage_sentence(error)}\n")
+        code = InputError.exit_code
+    except (typer.Abort, KeyboardInterrupt):
         sys.stderr.write("Interrupted; what was started goes on, see `motley status`.\n")
         code = 130
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.app import exit_code_of
+from cli.errors import DeploymentError, InputError
+from plans.errors import SpecError, TooFewGpusError
+from stages.errors import EngineError, SpecFaults
+from storage.errors import InvalidNameError, StoreFullError
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def motley(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "MOTLEY_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DeploymentError("x"), 1),
+        (InputError("x"), 2),
+        (EngineError("x"), 1),
+        (SpecFaults("job", ["x"]), 2),
+        (StoreFullError("x"), 1),
+        (InvalidNameError("x"), 2),
+        (SpecError("job", []), 2),
+        (TooFewGpusError("x"), 1),
+    ],
+)
+def test_exit_code_says_who_must_act(error: Exception, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_help_lists_the_commands_of_every_group(tmp_path: Path) -> None:
+    done = motley(tmp_path, "--help")
+    assert done.returncode == 0
+    for command in ("up", "down", "status", "run", "resume", "runs", "show", "verify"):
+        assert f" {command} " in done.stdout
+
+
+def test_status_of_a_home_without_deployment_is_one_json_document(tmp_path: Path) -> None:
+    done = motley(tmp_path, "status", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {
+        "home": str(tmp_path),
+        "state": "down",
+        "url": None,
+        "components": {},
+        "runs": [],
+        "faults": [],
+        "stage_processes": 0,
+    }
+
+
+def test_down_without_deployment_is_harmless(tmp_path: Path) -> None:
+    done = motley(tmp_path, "down", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"state": "down", "ended": 0})
+
+
+def test_unreadable_run_entry_shows_in_the_status(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "bad.json").write_text("{")
+    found = json.loads(motley(tmp_path, "status", "--json").stdout)
+    assert found["runs"] == []
+    assert "bad.json is unusable" in found["faults"][0]
+
+
+def test_run_with_wrong_files_lists_every_fault_and_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("format: motley.job/1\nname: x\nbatch: {prompts: 0}\n")
+    (tmp_path / "cluster.yaml").write_text("format: motley.cluster/1\nname: c\nmachines: []\n")
+    home = tmp_path / "home"
+    done = motley(home, "run", "--job", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "job.yaml" in done.stderr
+    assert "cluster.yaml" in done.stderr
+    assert not home.exists()
+
+
+def test_resume_of_an_unknown_run_is_bad_input(tmp_path: Path) -> None:
+    done = motley(tmp_path, "resume", "nobody")
+    assert done.returncode == 2
+    assert done.stderr.startswith("There is no run 'nobody'")
+
+
+def test_missing_option_is_bad_input(tmp_path: Path) -> None:
+    done = motley(tmp_path, "run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Missing option '--job' / '-j'; see `motley run --help`.\n"
+
+
+def test_wrong_number_is_bad_input(tmp_path: Path) -> None:
+    done = motley(tmp_path, "up", "--port", "0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Invalid value for '--port': ")

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from cli.deployment_api import AirflowApi
+from cli.errors import DeploymentError
+from stages.home import logical_date_of
+from tests.helpers.airflow_server import AirflowServer
+
+
+def api_of(server: AirflowServer) -> AirflowApi:
+    return AirflowApi("http://127.0.0.1:1", transport=server.transport())
+
+
+def test_health_of_a_server_that_answers_and_of_one_that_does_not() -> None:
+    server = AirflowServer("motley__demo")
+    names = ("metadatabase", "scheduler", "dag_processor", "triggerer")
+    assert api_of(server).health() == dict.fromkeys(names, "healthy")
+    server.is_down = True
+    assert api_of(server).health() == dict.fromkeys(names)
+
+
+def test_dag_that_airflow_does_not_know_is_none() -> None:
+    server = AirflowServer("motley__demo")
+    assert api_of(server).dag("motley__other") is None
+    assert (api_of(server).dag("motley__demo") or {})["dag_id"] == "motley__demo"
+
+
+def test_dag_runs_are_all_pages_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.deployment_api._PAGE", 2)
+    server = AirflowServer("motley__demo", states={4: "success", 0: "success", 2: "failed", 1: "success", 3: "running"})
+    assert [run["dag_run_id"] for run in api_of(server).dag_runs("motley__demo")] == [f"run-{k}" for k in range(5)]
+    assert [run["dag_run_id"] for run in api_of(server).dag_runs("motley__demo", ("failed", "running"))] == [
+        "run-2",
+        "run-3",
+    ]
+    assert api_of(server).count_runs("motley__demo", "success") == 3
+
+
+def test_backfill_is_of_one_iteration_with_its_own_slot() -> None:
+    server = AirflowServer("motley__demo", states={3: "failed"})
+    made = api_of(server).backfill_iteration("motley__demo", 3)
+    date = logical_date_of(3).isoformat()
+    assert {key: made[key] for key in ("from_date", "to_date", "max_active_runs", "reprocess_behavior")} == {
+        "from_date": date,
+        "to_date": date,
+        "max_active_runs": 1,
+        "reprocess_behavior": "failed",
+    }
+    assert server.states == {3: "queued"}
+
+
+def test_second_backfill_is_refused_with_airflows_words() -> None:
+    server = AirflowServer("motley__demo", states={3: "failed"})
+    api = api_of(server)
+    api.backfill_iteration("motley__demo", 3)
+    with pytest.raises(
+        DeploymentError, match=r"refused POST /api/v2/backfills with status 409: .*Another backfill is running"
+    ):
+        api.backfill_iteration("motley__demo", 4)
+    api.cancel_backfill(1)
+    assert api.active_backfills("motley__demo") == []
+
+
+def test_server_that_is_gone_is_a_sentence() -> None:
+    server = AirflowServer("motley__demo", is_down=True)
+    with pytest.raises(
+        DeploymentError, match=r"does not answer GET /api/v2/dags/motley__demo .*look at `motley status`"
+    ):
+        api_of(server).dag("motley__demo")
+
+
+def test_token_that_ended_is_fetched_again() -> None:
+    tokens = iter(["old", "new"])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/auth/token":
+            return httpx.Response(201, json={"access_token": next(tokens)})
+        is_new = request.headers["Authorization"] == "Bearer new"
+        return httpx.Response(200 if is_new else 401, json={"import_errors": []})
+
+    assert AirflowApi("http://127.0.0.1:1", transport=httpx.MockTransport(answer)).import_errors() == []
+
+
+def test_server_that_is_no_motley_deployment_is_a_sentence() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(404))
+    with pytest.raises(DeploymentError, match=r"gives no token \(status 404\); is it a deployment of Motley"):
+        AirflowApi("http://127.0.0.1:1", transport=transport).import_errors()
