@@ -21,7 +21,9 @@ class PolicyWorker:
     def motley_load(self, directory: str) -> None:
         """Replace the weights in place by those of a directory, packed copies included."""
         self.reload_weights(weights_path=directory)
-        repack_cpu_linears(self.model_runner.get_model())
+        model = self.model_runner.get_model()
+        repack_cpu_linears(model)
+        pad_single_rows(model)
 
     def motley_temper(self, temperature: float) -> None:
         """Divide all logits by `temperature` from now on; 1 takes the division away.
@@ -55,3 +57,27 @@ def repack_cpu_linears(model: torch.nn.Module) -> int:
             quant_method.process_weights_after_loading(module)
             packed += 1
     return packed
+
+
+def pad_single_rows(model: torch.nn.Module) -> None:
+    """Let packed linear layers compute a single row as two.
+
+    The kernel for one row rounds differently from the one for several, so a row that is left alone in its batch would
+    get other log-probs (by 1e-6, enough to change a token once in a while).
+    """
+    for module in model.modules():
+        linear: Any = getattr(module, "cpu_linear", None)
+        if linear is not None and not isinstance(linear, _PaddedLinear):
+            module.cpu_linear = _PaddedLinear(linear)
+
+
+class _PaddedLinear:
+    """A packed linear function that never sees fewer than two rows."""
+
+    def __init__(self, linear: Any) -> None:  # noqa: ANN401 - a function of vLLM
+        self._linear = linear
+
+    def __call__(self, rows: torch.Tensor, *arguments: object) -> torch.Tensor:
+        if rows.ndim != 2 or rows.shape[0] != 1:
+            return torch.as_tensor(self._linear(rows, *arguments))
+        return torch.as_tensor(self._linear(rows.expand(2, -1).contiguous(), *arguments))[:1]
