@@ -60,6 +60,7 @@ class VllmEngine:
             dtype=self._launch.dtype,
             device=self._device,
             logprob_mode="processed",
+            # Measured bit by bit on CPU only (with `pad_single_rows`); in bf16, and on GPUs, batches change tokens.
             is_batch_invariant=self._device == "cpu" and self._launch.dtype == "fp32",
             policy_version=self.weights.policy_version,
             weights_hash=self.weights.weights_hash,
