@@ -43,7 +43,7 @@ def evaluate_version(context: StageContext, version: int) -> StageOutcome:
     spec = context.job.evaluation
     policy = policy_at_home(context, version)
     prompts = run_prompts(context)
-    chosen = prompts.for_evaluation(spec.prompts)
+    chosen = prompts.for_evaluation(context.job.data.seed, spec.prompts)
     replicas = local_replicas(context.plan.tasks[RlTask.ACTOR_GENERATION], context.machine.name)
     if not replicas:
         raise ContractError(

@@ -142,14 +142,11 @@ class Prompts:
 
     def of_iteration(self, seed: int, iteration: int, num_prompts: int) -> list[EncodedRow]:
         """Return the prompts that an iteration trains on, in order."""
-        # The order asks for ids only, so that the rows themselves need not be read.
-        keys = tuple(_RowKey(prompt_id, place) for place, prompt_id in enumerate(self.train.prompt_ids()))
-        chosen = prompts_for_iteration(Dataset(cast("tuple[PromptRow, ...]", keys)), seed, iteration, num_prompts)
-        return [self.train[key.place] for key in cast("list[_RowKey]", chosen)]
+        return _ordered(self.train, seed, iteration, num_prompts)
 
-    def for_evaluation(self, num_prompts: int) -> list[EncodedRow]:
-        """Return the held-out prompts of every evaluation: the first ones, or all there are."""
-        return list(self.held_out[:num_prompts])
+    def for_evaluation(self, seed: int, num_prompts: int) -> list[EncodedRow]:
+        """Return the held-out prompts of every evaluation: a fixed sample of that size, or all there are."""
+        return _ordered(self.held_out, seed, 0, min(num_prompts, len(self.held_out)))
 
     def decode(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
         """Return texts of completions, without special tokens."""
@@ -159,6 +156,13 @@ class Prompts:
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         return _open_tokenizer(self.model_dir)
+
+
+def _ordered(rows: EncodedRows, seed: int, iteration: int, num_prompts: int) -> list[EncodedRow]:
+    # The order asks for ids only, so that the rows themselves need not be read.
+    keys = tuple(_RowKey(prompt_id, place) for place, prompt_id in enumerate(rows.prompt_ids()))
+    chosen = prompts_for_iteration(Dataset(cast("tuple[PromptRow, ...]", keys)), seed, iteration, num_prompts)
+    return [rows[key.place] for key in cast("list[_RowKey]", chosen)]
 
 
 def open_prompts(job: TrainingJob, model_dir: Path, cache_dir: Path, deadline: Deadline) -> Prompts:

@@ -37,7 +37,13 @@ def test_stored_prompts_come_back_equal(tmp_path: Path) -> None:
     assert list(prompts.train) == [
         EncodedRow(row=row, text=f"<{row.prompt}>", token_ids=(1, place)) for place, row in enumerate(rows)
     ]
-    assert [entry.row.prompt_id for entry in prompts.for_evaluation(9)] == ["e/0", "e/1"]
+
+
+def test_evaluation_takes_a_fixed_sample_of_the_held_out_rows(tmp_path: Path) -> None:
+    prompts, _ = make_prompts(tmp_path, 3)
+
+    assert sorted(entry.row.prompt_id for entry in prompts.for_evaluation(0, 9)) == ["e/0", "e/1"]
+    assert prompts.for_evaluation(0, 1) == prompts.for_evaluation(0, 2)[:1]
 
 
 def test_prompts_of_an_iteration_are_those_of_the_dataset_order(tmp_path: Path) -> None:
