@@ -61,6 +61,11 @@ class AirflowApi:
         """Return a DAG, None if Airflow has not parsed it."""
         return self._get(f"/api/v2/dags/{dag_id}")
 
+    def num_versions(self, dag_id: str) -> int:
+        """Return how many versions of a DAG Airflow has stored."""
+        page = self._get(f"/api/v2/dags/{dag_id}/dagVersions", params={"limit": 1})
+        return 0 if page is None else int(page["total_entries"])
+
     def import_errors(self) -> list[dict[str, Any]]:
         """Return the errors of DAG files."""
         return list((self._get("/api/v2/importErrors") or {}).get("import_errors", []))

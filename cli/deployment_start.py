@@ -24,6 +24,9 @@ from stages.home import MotleyHome
 START_TIMEOUT_S = 240.0
 """Longest wait for all components to be healthy."""
 
+PATIENCE_S = 60.0
+"""Longest wait for a running deployment that does not say that it is healthy, before it is restarted."""
+
 Report = Callable[[str], None]
 """Takes one line of progress."""
 
@@ -46,7 +49,7 @@ def bring_up(home: MotleyHome, *, port: int | None, environment: Mapping[str, st
     check_home(home)
     with _locked(home):
         before = read_record(home.deployment_file)
-        if before is not None and is_up(before) and port in (None, before.ports.api):
+        if before is not None and port in (None, before.ports.api) and becomes_healthy(before):
             return before
         if before is not None:
             _end_leftovers(before, report)
@@ -73,6 +76,18 @@ def is_up(record: DeploymentRecord) -> bool:
         return False
     with AirflowApi(record.url) as api:
         return all(state == "healthy" for state in api.health().values())
+
+
+def becomes_healthy(record: DeploymentRecord) -> bool:
+    """Whether every component runs and is healthy now or soon: on a busy machine heartbeats come late."""
+    deadline = time.monotonic() + PATIENCE_S
+    while len(running_components(record)) == len(COMPONENTS):
+        if is_up(record):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return False
 
 
 def wait_until_healthy(record: DeploymentRecord, home: MotleyHome, report: Report) -> None:

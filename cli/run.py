@@ -12,6 +12,7 @@ from cli.deployment import HomeOption, JsonOption, home_of
 from cli.deployment_api import AirflowApi
 from cli.deployment_start import bring_up
 from cli.documents import ClusterOption, JobOption, read_text
+from cli.errors import InputError
 from cli.follow import RunFollower
 from cli.follow_view import follow
 from cli.output import Output
@@ -53,6 +54,11 @@ def run(
     if name is None:
         resolved = _renamed(resolved, default_name(resolved.job.name, datetime.now().astimezone()))
     entry = entry_of(resolved)
+    if place.run_entry_file(entry.run).exists():
+        raise InputError(
+            f"There is a run {entry.run!r} in {place.path} already; give another --name, or continue it with "
+            f"`motley resume {entry.run}`."
+        )
     deployment = bring_up(place, port=port, environment=os.environ, report=output.progress)
     output.progress("checking model, data and rewards")
     preflight(deployment.engines_python, job, cluster, output.progress)

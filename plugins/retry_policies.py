@@ -39,7 +39,7 @@ RULES: Final = (
     _never(stage.ContractError, "request, run record and artefacts don't fit together"),
     _never(stage.DataError, "the dataset must be changed"),
     _never(stage.RewardError, "the reward must be changed"),
-    _never(stage.SpecFaults, "the job file must be changed"),
+    _never(stage.SpecFaultsError, "the job file must be changed"),
     _again(stage.StageError, 5, "the stage stopped for a reason that has no class of its own"),
     _again(store.TransientStorageError, 10, "the store may answer again"),
     _again(store.AlreadyPublishedError, 1, "another attempt has committed; its artefacts are taken"),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plans.errors import PlanningError
-from stages.errors import SpecFaults, StageError
+from stages.errors import SpecFaultsError, StageError
 from stages.planning import choose_plan
 from stages.prompts import FACTS_NAME, build_spec, run_build
 from stages.rewards.registry import reward_faults
@@ -80,7 +80,7 @@ def check_files(job: Path | None, cluster: Path | None) -> Findings:
         return findings
     try:
         run = resolve_run(texts[0], texts[1], "check", None, None, "", job_source=str(job), cluster_source=str(cluster))
-    except SpecFaults as error:
+    except SpecFaultsError as error:
         findings.faults.extend(error.faults)
         return findings
     for check in (
@@ -99,7 +99,7 @@ def check_files(job: Path | None, cluster: Path | None) -> Findings:
 def _collect(findings: Findings, check: Callable[[Findings, ResolvedRun], None], run: ResolvedRun) -> None:
     try:
         check(findings, run)
-    except SpecFaults as error:
+    except SpecFaultsError as error:
         findings.faults.extend(fault for fault in error.faults if fault not in findings.faults)
     except (StageError, PlanningError, StorageError) as error:
         findings.faults.append(str(error))

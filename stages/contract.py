@@ -67,7 +67,7 @@ class StageRequest(_Document):
     """Stage-specific settings, e.g. `region` of a weight sync. Never anything that the run record has."""
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of what determines the outcome: everything but the attempt, the deadline and local paths."""
+        """Return the SHA-256 of what determines the outcome: all but attempt, deadline and local paths."""
         identity = self.model_dump(mode="json", exclude={"attempt", "deadline_s", "state_dir"})
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 

@@ -14,7 +14,7 @@ StageError
 ├── DeadlineError            a wait that passed its deadline; names who was waited for
 ├── DataError                dataset rows that can't be used
 ├── RewardError              a verifier set-up that can't be used
-└── SpecFaults (ValueError)  a job file whose execution sections can't be used; lists every fault
+└── SpecFaultsError (ValueError)  a job file whose execution sections can't be used; lists every fault
 ```
 """
 
@@ -77,7 +77,7 @@ class RewardError(StageError):
     exit_code = 2
 
 
-class SpecFaults(StageError, ValueError):
+class SpecFaultsError(StageError, ValueError):
     """A job file whose execution sections can't be used; `faults` holds every fault, one sentence each."""
 
     exit_code = 2

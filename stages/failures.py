@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import stages.errors
-from stages.errors import SpecFaults, StageError
+from stages.errors import SpecFaultsError, StageError
 
 
 def record_failure(path: Path, error: Exception) -> None:
@@ -25,8 +25,8 @@ def raise_recorded_failure(path: Path, what: str) -> NoReturn:
         raise StageError(f"{what} failed without a message; its log has the reason.") from None
     kind = getattr(stages.errors, str(document["type"]), None)
     attributes = document["attributes"]
-    if kind is SpecFaults and isinstance(attributes.get("faults"), list):
-        raise SpecFaults(str(attributes.get("source")), attributes["faults"])
-    if isinstance(kind, type) and issubclass(kind, StageError) and kind is not SpecFaults:
+    if kind is SpecFaultsError and isinstance(attributes.get("faults"), list):
+        raise SpecFaultsError(str(attributes.get("source")), attributes["faults"])
+    if isinstance(kind, type) and issubclass(kind, StageError) and kind is not SpecFaultsError:
         raise kind(document["message"], **attributes)
     raise StageError(f"{what} failed: {document['type']}: {document['message']}")

@@ -92,7 +92,7 @@ def materialise_source(context: StageContext, folder: Path) -> tuple[Path, dict[
     """Return the directory of the source's model and what is known of it; a child process makes it.
 
     Raises:
-        SpecFaults: the model does not fit the job, or its warm-up failed.
+        SpecFaultsError: the model does not fit the job, or its warm-up failed.
         DataError: the source can't be read.
     """
     facts_path = folder / FACTS_NAME

@@ -16,7 +16,7 @@ from typing import Final
 from plans.errors import SpecError
 from plans.spec.cluster import Cluster
 from plans.spec.load import cluster_from_document, load_cluster
-from stages.errors import ContractError, SpecFaults
+from stages.errors import ContractError, SpecFaultsError
 from stages.spec.job import TrainingJob, load_training_job, training_job_from_document
 from storage import layout, runs
 from storage.documents import model_bytes
@@ -88,13 +88,13 @@ def resolve_run(
         cluster_source: Name of the cluster document in messages.
 
     Raises:
-        SpecFaults: with every fault of both documents and of the arguments.
+        SpecFaultsError: with every fault of both documents and of the arguments.
     """
     faults: list[str] = []
     job, cluster = None, None
     try:
         job = load_training_job(job_text, job_source)
-    except SpecFaults as error:
+    except SpecFaultsError as error:
         faults.extend(f"{job_source}: {fault}" for fault in error.faults)
     try:
         cluster = load_cluster(cluster_text, cluster_source)
@@ -102,7 +102,7 @@ def resolve_run(
         faults.extend(f"{cluster_source}: {fault.sentence()}" for fault in error.faults)
     faults.extend(_argument_faults(name, iterations, seed))
     if job is None or cluster is None or faults:
-        raise SpecFaults(f"run {name!r}", faults)
+        raise SpecFaultsError(f"run {name!r}", faults)
     changes = {key: value for key, value in (("iterations", iterations), ("seed", seed)) if value is not None}
     job = TrainingJob(**{**{field: getattr(job, field) for field in TrainingJob.model_fields}, **changes})
     return ResolvedRun(name=name, job=job, cluster=cluster, roots=_roots(job, cluster, default_root))
@@ -148,7 +148,7 @@ def load_run(root: str, run: str) -> ResolvedRun:
     try:
         job = training_job_from_document(record.job, f"{run}/run.json job")
         cluster = cluster_from_document(record.cluster, f"{run}/run.json cluster")
-    except (SpecError, SpecFaults) as error:
+    except (SpecError, SpecFaultsError) as error:
         raise ContractError(f"run record of {run} can't be used: {error}", run=run, root=root) from error
     roots = record.metadata.get("roots")
     if not isinstance(roots, dict) or {m.region for m in cluster.machines} - roots.keys():

@@ -21,6 +21,6 @@ def open_pool(spec: RewardsSpec) -> VerifierPool:
     """Return the pool, a context manager.
 
     Raises:
-        SpecFaults: every fault of the reward section.
+        SpecFaultsError: every fault of the reward section.
     """
     return VerifierPool(spec, allow_python_callables=may_call_python())

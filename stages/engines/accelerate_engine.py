@@ -38,7 +38,7 @@ class AccelerateEngine:
             model_dir: Hugging Face directory: config, safetensors, tokenizer.
 
         Raises:
-            SpecFaults: An unknown or wrong option.
+            SpecFaultsError: An unknown or wrong option.
             EngineError: The model can't be loaded, on some rank.
             EngineUnavailableError: No such device, or a rank died.
         """

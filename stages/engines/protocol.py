@@ -158,11 +158,11 @@ class ScoringEngine(Engine, Protocol):
     """Gives log-probs of given tokens."""
 
     def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
-        """Replace the weights in place by those of `directory`; no cache survives. A failure leaves the engine unusable."""
+        """Replace the weights in place; no cache survives. A failure leaves the engine unusable."""
         ...
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
-        """Return the log-prob of each completion token. [rows][completion tokens]"""
+        """Return the log-prob of each completion token, as [rows][completion tokens]."""
         ...
 
 
@@ -177,8 +177,13 @@ class GenerationEngine(ScoringEngine, Protocol):
 class TrainingEngine(ScoringEngine, Protocol):
     """Makes optimizer steps."""
 
-    def load_checkpoint(self, policy_dir: Path, trainer_dir: Path | None, policy_version: int, weights_hash: str) -> None:
-        """Take weights from `policy_dir` and optimizer, RNG and step count from `trainer_dir` (None: a fresh optimizer)."""
+    def load_checkpoint(
+        self, policy_dir: Path, trainer_dir: Path | None, policy_version: int, weights_hash: str
+    ) -> None:
+        """Take weights from `policy_dir`, and optimizer, RNG and step count from `trainer_dir`.
+
+        Without `trainer_dir` the optimizer is fresh.
+        """
         ...
 
     def train(self, request: TrainingRequest) -> TrainingOutcome:
@@ -186,7 +191,7 @@ class TrainingEngine(ScoringEngine, Protocol):
         ...
 
     def save(self, policy_dir: Path, trainer_dir: Path, policy_version: int) -> None:
-        """Write serving weights (safetensors, config, tokenizer) and a complete resume point, then hold `policy_version`.
+        """Write serving weights and a complete resume point, then hold `policy_version`.
 
         `policy_dir` is in the format that generation engines load; both directories must not exist yet.
         """

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from stages import errors
 from stages.engines.launch import Role
 from stages.engines.protocol import GenerationEngine, ScoringEngine, TrainingEngine
-from stages.errors import ContractError, EngineError, SpecFaults, StageError
+from stages.errors import ContractError, EngineError, SpecFaultsError, StageError
 
 PROTOCOLS: Mapping[Role, type] = {
     "generation": GenerationEngine,
@@ -107,8 +107,8 @@ def decode_error(body: bytes) -> StageError:
     except (msgspec.DecodeError, ValueError) as error:
         raise ContractError(f"not an engine error: {body[:200]!r}: {error}") from error
     kind = getattr(errors, wire.type, EngineError)
-    if kind is SpecFaults:
-        return SpecFaults(str(wire.attributes["source"]), list(wire.attributes["faults"]))
+    if kind is SpecFaultsError:
+        return SpecFaultsError(str(wire.attributes["source"]), list(wire.attributes["faults"]))
     return typing.cast("StageError", kind(wire.message, **wire.attributes))
 
 

@@ -52,7 +52,7 @@ def build(folder: Path) -> None:
     """Write the model of the folder's specification.
 
     Raises:
-        SpecFaults: See `materialise`.
+        SpecFaultsError: See `materialise`.
         DataError: See `materialise`.
     """
     spec = ModelSpecification.model_validate_json((folder / SPEC_NAME).read_bytes())

@@ -21,7 +21,7 @@ def write_init_model(source: InitSource, request: MaterialiseRequest, directory:
         Facts: `warm_up_steps` and `warm_up_score`, or nothing without a warm-up.
 
     Raises:
-        SpecFaults: The shape doesn't fit the tokenizer, or the warm-up didn't reach its target.
+        SpecFaultsError: The shape doesn't fit the tokenizer, or the warm-up didn't reach its target.
         DataError: A warm-up without rows, or rows with characters outside the alphabet.
     """
     tokenizer = save_character_tokenizer(source.alphabet, directory)

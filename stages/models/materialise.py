@@ -46,7 +46,7 @@ def materialise(source: Source, request: MaterialiseRequest, out_dir: Path) -> M
         out_dir: Must not exist.
 
     Raises:
-        SpecFaults: The model is not of the job's shape, or a warm-up failed.
+        SpecFaultsError: The model is not of the job's shape, or a warm-up failed.
         DataError: The source can't be read; says what to do.
         FileExistsError: `out_dir` exists.
     """

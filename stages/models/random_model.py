@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from plans.spec.llm import LlmShape
-from stages.errors import SpecFaults
+from stages.errors import SpecFaultsError
 
 _MAX_POSITIONS: Final = 4096
 _FAMILIES: Final[Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
@@ -29,10 +29,10 @@ def make_random_model(architecture: str, shape: LlmShape, vocab_size: int, seed:
         seed: Seed of the initialisation.
 
     Raises:
-        SpecFaults: The shape's vocabulary is not the tokenizer's.
+        SpecFaultsError: The shape's vocabulary is not the tokenizer's.
     """
     if shape.vocab != vocab_size:
-        raise SpecFaults(
+        raise SpecFaultsError(
             "the job",
             [
                 f"models.actor.shape.vocab is {shape.vocab}, but the tokenizer of source.alphabet has {vocab_size} "

@@ -8,7 +8,7 @@ from typing import Any
 
 from plans.spec.llm import LlmShape
 from stages.engines.weight_files import read_shapes
-from stages.errors import DataError, SpecFaults
+from stages.errors import DataError, SpecFaultsError
 
 _HEAD = "lm_head.weight"
 
@@ -20,7 +20,7 @@ def describe(model_dir: Path) -> LlmShape:
         model_dir: Hugging Face directory with config.json and safetensors.
 
     Raises:
-        SpecFaults: The config lacks a number, or the model is a mixture of experts.
+        SpecFaultsError: The config lacks a number, or the model is a mixture of experts.
         DataError: config.json is missing or damaged.
         EngineError: Weight files are missing or damaged.
     """
@@ -35,7 +35,7 @@ def describe(model_dir: Path) -> LlmShape:
     if missing or experts:
         faults = [f"{key} is missing in {model_dir}/config.json" for key in missing]
         faults += [f"{key} in {model_dir}/config.json: only dense models are supported" for key in experts]
-        raise SpecFaults("the model", faults)
+        raise SpecFaultsError("the model", faults)
     heads = text["num_attention_heads"]
     return LlmShape(
         layers=text["num_hidden_layers"],
@@ -61,7 +61,7 @@ def check_shape(model_dir: Path, wanted: LlmShape, role: str) -> LlmShape:
         The shape found.
 
     Raises:
-        SpecFaults: Names every number that differs, and both values.
+        SpecFaultsError: Names every number that differs, and both values.
     """
     found = describe(model_dir)
     faults = [
@@ -71,7 +71,7 @@ def check_shape(model_dir: Path, wanted: LlmShape, role: str) -> LlmShape:
         if getattr(wanted, name) != getattr(found, name)
     ]
     if faults:
-        raise SpecFaults("the job", faults)
+        raise SpecFaultsError("the job", faults)
     return found
 
 

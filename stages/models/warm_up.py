@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stages.errors import SpecFaults
+from stages.errors import SpecFaultsError
 from stages.models.answer_sampler import sampled_accuracy
 from stages.spec.source import WarmUp
 
@@ -71,7 +71,7 @@ def warm_up(
         The last measurement.
 
     Raises:
-        SpecFaults: The score was not reached in `max_steps`.
+        SpecFaultsError: The score was not reached in `max_steps`.
     """
     generator = np.random.default_rng([seed, 1])
     measured = _measured_rows(held_out or train, spec.check_prompts, seed)
@@ -90,7 +90,7 @@ def warm_up(
         report(progress)
         if score >= spec.target_score:
             return progress
-    raise SpecFaults(
+    raise SpecFaultsError(
         "the job",
         [
             f"source.warm_up reached a score of {progress.score:.3f} in {spec.max_steps} optimizer steps, under "

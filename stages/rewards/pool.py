@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 from stages.data.gold_fault import GoldFault
 from stages.data.rows import PromptRow
-from stages.errors import SpecFaults
+from stages.errors import SpecFaultsError
 from stages.rewards.process import VerifierDiedError, VerifierProcess, VerifierTimeoutError
 from stages.rewards.protocol import RewardResult, ScoringItem
 from stages.rewards.registry import reward_faults
@@ -42,11 +42,11 @@ class VerifierPool:
             allow_python_callables: Whether this deployment lets job files name functions to run.
 
         Raises:
-            SpecFaults: Every fault of the section.
+            SpecFaultsError: Every fault of the section.
         """
         faults = reward_faults(spec, allow_python_callables=allow_python_callables)
         if faults:
-            raise SpecFaults("the reward section", faults)
+            raise SpecFaultsError("the reward section", faults)
         self._spec = spec
         self._idle: SimpleQueue[VerifierProcess] = SimpleQueue()
         self._all = [VerifierProcess(spec) for _ in range(spec.num_verifier_processes)]

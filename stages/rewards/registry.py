@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from stages.errors import SpecFaults
+from stages.errors import SpecFaultsError
 from stages.rewards.exact_answer import ExactAnswer, ExactAnswerOptions
 from stages.rewards.format import Format, FormatOptions
 from stages.rewards.math_verify import MathVerify, MathVerifyOptions
@@ -72,11 +72,11 @@ def make_verifier(term: RewardSpec) -> Verifier:
     """The verifier of one term.
 
     Raises:
-        SpecFaults: The name or the options are wrong.
+        SpecFaultsError: The name or the options are wrong.
     """
     spec = RewardsSpec(terms=(term,))
     faults = reward_faults(spec, allow_python_callables=True)
     if faults:
-        raise SpecFaults("the reward section", faults)
+        raise SpecFaultsError("the reward section", faults)
     entry = REWARDS[term.name]
     return entry.make(entry.options_model.model_validate(term.options))

@@ -16,7 +16,7 @@ class Scorer:
         """Make every verifier; this imports their packages.
 
         Raises:
-            SpecFaults: Options of a term are wrong.
+            SpecFaultsError: Options of a term are wrong.
             RewardError: A term can't be set up.
         """
         self._spec = spec

@@ -18,7 +18,7 @@ from plans.spec.job import EXECUTION_SECTIONS, Job
 from plans.spec.load import job_from_document, parse_document
 from plans.spec.model import fingerprint
 from stages.data.spec import DataSpec, TemplateSpec
-from stages.errors import SpecFaults
+from stages.errors import SpecFaultsError
 from stages.rewards.spec import RewardsSpec
 from stages.rl.spec import CorrectionSpec, GrpoSpec, PpoSpec
 from stages.spec.execution import (
@@ -146,17 +146,17 @@ def load_training_job(text: str, source_name: str) -> TrainingJob:
         source_name: Name that messages use, normally the file's path.
 
     Raises:
-        SpecFaults: with every fault of the document.
+        SpecFaultsError: with every fault of the document.
     """
     try:
         document = parse_document(text, source_name)
     except SpecError as error:
-        raise SpecFaults(source_name, [fault.sentence() for fault in error.faults]) from error
+        raise SpecFaultsError(source_name, [fault.sentence() for fault in error.faults]) from error
     return training_job_from_document(document, source_name)
 
 
 def training_job_from_document(document: Mapping[str, object], source_name: str) -> TrainingJob:
-    """Return the job of a parsed document; raises SpecFaults with every fault."""
+    """Return the job of a parsed document; raises SpecFaultsError with every fault."""
     sections, faults = _read_sections(document)
     planner, planner_faults = _read_planner(document, sections, source_name)
     faults = [*planner_faults, *faults]
@@ -166,7 +166,7 @@ def training_job_from_document(document: Mapping[str, object], source_name: str)
         faults.extend(cross_section_faults(job))
         if not faults:
             return job
-    raise SpecFaults(source_name, faults)
+    raise SpecFaultsError(source_name, faults)
 
 
 def _read_planner(

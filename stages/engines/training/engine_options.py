@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from stages.engines.launch import EngineLaunch
 from stages.engines.training.rank_trainer import Precision, TrainerSettings
-from stages.errors import EngineUnavailableError, SpecFaults
+from stages.errors import EngineUnavailableError, SpecFaultsError
 from stages.spec.section import Section
 
 
@@ -39,24 +39,24 @@ def parse_options(launch: EngineLaunch) -> AccelerateOptions:
     """Options of a launch, every fault reported.
 
     Raises:
-        SpecFaults: An option is unknown or wrong.
+        SpecFaultsError: An option is unknown or wrong.
     """
     try:
         return AccelerateOptions.model_validate(launch.options)
     except ValidationError as error:
         faults = [f"engines.training.options.{_place(fault['loc'])}: {fault['msg']}" for fault in error.errors()]
-        raise SpecFaults("the launch of the accelerate engine", faults) from None
+        raise SpecFaultsError("the launch of the accelerate engine", faults) from None
 
 
 def num_ranks_of(launch: EngineLaunch, options: AccelerateOptions) -> int:
     """Number of ranks.
 
     Raises:
-        SpecFaults: More ranks than GPUs.
+        SpecFaultsError: More ranks than GPUs.
     """
     wanted = options.num_processes or max(len(launch.gpus), 1)
     if launch.gpus and wanted > len(launch.gpus):
-        raise SpecFaults(
+        raise SpecFaultsError(
             "the launch of the accelerate engine",
             [f"engines.training.options.num_processes is {wanted}, but the engine has {len(launch.gpus)} GPU(s)"],
         )

@@ -186,7 +186,7 @@ def _micro_batch(
         reference_logprobs=_reference(rows, width, device),
         start_logprobs=known,
         correction=correction,
-        real_tokens=sum(row_length(row) for row in rows),
+        real_tokens=sum(row_length(row) - 1 for row in rows),
     )
 
 

@@ -46,21 +46,23 @@ def row_length(row: Row) -> int:
 
 
 def make_row_tensors(rows: Sequence[Row], pad_token_id: int, device: torch.device) -> RowTensors:
-    """Pad rows to the longest one.
+    """Join prompt and completion without its last token, and pad to the longest row.
 
     Args:
         rows: At least one row; every prompt has at least one token.
         pad_token_id: Any valid id; what it is doesn't matter.
         device: Where the tensors go.
     """
-    width = max(row_length(row) for row in rows)
+    # The last token is only predicted, never a condition, so it needs no forward pass.
+    width = max(row_length(row) for row in rows) - 1
     widest_completion = max(len(row.completion_token_ids) for row in rows)
     input_ids = torch.full((len(rows), width), pad_token_id, dtype=torch.int64)
     mask = torch.zeros((len(rows), widest_completion), dtype=torch.bool)
     hidden_index, targets, temperatures = [], [], []
     for place, row in enumerate(rows):
         prompt, completion = list(row.prompt_token_ids), list(row.completion_token_ids)
-        input_ids[place, : len(prompt) + len(completion)] = torch.tensor([*prompt, *completion], dtype=torch.int64)
+        known = [*prompt, *completion[:-1]]
+        input_ids[place, : len(known)] = torch.tensor(known, dtype=torch.int64)
         mask[place, : len(completion)] = True
         first = place * width + len(prompt) - 1
         hidden_index.append(torch.arange(first, first + len(completion)))

@@ -11,7 +11,7 @@ import pytest
 from cli.app import exit_code_of
 from cli.errors import DeploymentError, InputError
 from plans.errors import SpecError, TooFewGpusError
-from stages.errors import EngineError, SpecFaults
+from stages.errors import EngineError, SpecFaultsError
 from storage.errors import InvalidNameError, StoreFullError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -30,7 +30,7 @@ def motley(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         (DeploymentError("x"), 1),
         (InputError("x"), 2),
         (EngineError("x"), 1),
-        (SpecFaults("job", ["x"]), 2),
+        (SpecFaultsError("job", ["x"]), 2),
         (StoreFullError("x"), 1),
         (InvalidNameError("x"), 2),
         (SpecError("job", []), 2),
@@ -84,6 +84,16 @@ def test_run_with_wrong_files_lists_every_fault_and_starts_nothing(tmp_path: Pat
     assert "job.yaml" in done.stderr
     assert "cluster.yaml" in done.stderr
     assert not home.exists()
+
+
+def test_run_with_a_name_that_exists_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "demo.json").touch()
+    files = [str(REPOSITORY / "examples" / "quickstart" / name) for name in ("job.yaml", "cluster.yaml")]
+    done = motley(tmp_path, "run", "--job", files[0], "--cluster", files[1], "--name", "demo")
+    assert done.returncode == 2
+    assert done.stderr.startswith("There is a run 'demo' in ")
+    assert "`motley resume demo`" in done.stderr
 
 
 def test_resume_of_an_unknown_run_is_bad_input(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_every_public_error_class_has_a_rule_of_its_own_branch(kind: type[Except
         (stage.EngineError, RetryAction.RETRY),
         (stage.DeadlineError, RetryAction.RETRY),
         (stage.NumericsError, RetryAction.FAIL),
-        (stage.SpecFaults, RetryAction.FAIL),
+        (stage.SpecFaultsError, RetryAction.FAIL),
         (stage.StaleRolloutError, RetryAction.FAIL),
         (store.TransientStorageError, RetryAction.RETRY),
         (store.CredentialsError, RetryAction.FAIL),

@@ -8,7 +8,7 @@ from plans.errors import SpecError
 from plugins.stage_failures import error_of
 from stages.__main__ import Terminated, failure_of
 from stages.contract import StageFailure
-from stages.errors import EngineError, EngineUnavailableError, SpecFaults, StageError
+from stages.errors import EngineError, EngineUnavailableError, SpecFaultsError, StageError
 from storage.errors import CorruptObjectError
 
 
@@ -16,7 +16,7 @@ from storage.errors import CorruptObjectError
     "error",
     [
         EngineError("out of memory", rank=1),
-        SpecFaults("job.yaml", ["batch.prompts is 0", "seed is missing"]),
+        SpecFaultsError("job.yaml", ["batch.prompts is 0", "seed is missing"]),
         CorruptObjectError("digest differs", key="demo/policies/1"),
         SpecError("job.yaml", []),
     ],

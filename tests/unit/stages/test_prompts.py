@@ -10,7 +10,7 @@ from stages.data.dataset import Dataset
 from stages.data.order import prompts_for_iteration
 from stages.data.rows import PromptRow
 from stages.data.template import EncodedPrompt
-from stages.errors import DataError, SpecFaults, StageError
+from stages.errors import DataError, SpecFaultsError, StageError
 from stages.failures import raise_recorded_failure, record_failure
 from stages.prompt_build import _write
 from stages.prompts import HELD_OUT_NAME, TRAIN_NAME, EncodedRow, Prompts, build_spec, stop_token_ids
@@ -72,7 +72,7 @@ def test_cache_key_covers_what_decides_the_prompts(tmp_path: Path, name: str) ->
     assert name in spec
 
 
-@pytest.mark.parametrize("error", [DataError("bad rows", num_faults=2), SpecFaults("the job", ["a is 1.", "b is 2."])])
+@pytest.mark.parametrize("error", [DataError("bad rows", num_faults=2), SpecFaultsError("the job", ["a is 1.", "b is 2."])])
 def test_error_of_a_child_process_is_raised_again(tmp_path: Path, error: StageError) -> None:
     record_failure(tmp_path / "failure.json", error)
 

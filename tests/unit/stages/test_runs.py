@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import ContractError, SpecFaults
+from stages.errors import ContractError, SpecFaultsError
 from stages.runs import ResolvedRun, create_run, load_run, resolve_run
 from storage.errors import RunNotEmptyError
 from storage.runs import load_run as load_record
@@ -25,7 +25,7 @@ def test_resolve_takes_overrides_and_default_root(tmp_path: Path) -> None:
 
 
 def test_resolve_reports_faults_of_both_files_and_arguments(tmp_path: Path) -> None:
-    with pytest.raises(SpecFaults) as caught:
+    with pytest.raises(SpecFaultsError) as caught:
         resolve_run(JOB + "\nx: 1\n", "format: motley.cluster/1", "../r", 0, -1, str(tmp_path))
 
     faults = caught.value.faults

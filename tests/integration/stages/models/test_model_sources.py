@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from plans.spec.llm import LlmShape
 from stages.data.spec import DataSpec, TemplateSpec
-from stages.errors import DataError, SpecFaults
+from stages.errors import DataError, SpecFaultsError
 from stages.models.dataset_rows import dataset_warm_up_rows
 from stages.models.materialise import materialise
 from stages.models.request import MaterialiseRequest
@@ -50,7 +50,7 @@ def test_hf_directory_is_copied_byte_by_byte(tmp_path):
 def test_hf_directory_of_another_shape_is_refused_and_leaves_nothing(tmp_path):
     origin = save_tiny_model(tmp_path / "origin")
     request = MaterialiseRequest(shape=TINY.model_copy(update={"hidden": 128}))
-    with pytest.raises(SpecFaults, match=r"hidden is 128, but the model in .* has 64"):
+    with pytest.raises(SpecFaultsError, match=r"hidden is 128, but the model in .* has 64"):
         materialise(HuggingFaceSource(type="hf", path=str(origin)), request, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["origin"]
 
@@ -190,7 +190,7 @@ def test_init_without_warm_up_is_random_by_seed(tmp_path):
 
 def test_init_vocabulary_must_be_that_of_the_tokenizer(tmp_path):
     request = MaterialiseRequest(shape=TINY.model_copy(update={"vocab": 20}))
-    with pytest.raises(SpecFaults, match=r"vocab is 20, but the tokenizer .* has 16 tokens .*; set vocab: 16"):
+    with pytest.raises(SpecFaultsError, match=r"vocab is 20, but the tokenizer .* has 16 tokens .*; set vocab: 16"):
         materialise(InitSource(type="init"), request, tmp_path / "out")
 
 
@@ -212,7 +212,7 @@ def test_init_warm_up_stops_at_the_sampled_score_and_repeats_by_seed(tmp_path):
 
 def test_init_warm_up_that_misses_its_target_fails_with_the_score(tmp_path):
     source = InitSource(type="init", warm_up=WarmUp(target_score=0.99, max_steps=3, batch_size=8))
-    with pytest.raises(SpecFaults, match=r"reached a score of 0\.\d+ in 3 optimizer steps, under target_score 0\.99"):
+    with pytest.raises(SpecFaultsError, match=r"reached a score of 0\.\d+ in 3 optimizer steps, under target_score 0\.99"):
         materialise(source, MaterialiseRequest(shape=TINY, warm_up_rows=addition_rows), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

@@ -16,7 +16,7 @@ from stages.engines.protocol import (
     TrainingRow,
 )
 from stages.engines.wire import decode_error, encode_error, methods_of
-from stages.errors import ContractError, EngineError, NumericsError, SpecFaults, StageError
+from stages.errors import ContractError, EngineError, NumericsError, SpecFaultsError, StageError
 from stages.rl.spec import CorrectionSpec, GrpoSpec
 from stages.spec.execution import OptimizerSpec
 
@@ -91,7 +91,7 @@ def test_arguments_of_another_shape_are_refused() -> None:
     [
         EngineError("rank 1 failed", rank=1, cause="OutOfMemoryError"),
         NumericsError("loss is nan", dump="/tmp/rows.json"),
-        SpecFaults("job.yaml", ["a", "b"]),
+        SpecFaultsError("job.yaml", ["a", "b"]),
         StageError("plain"),
     ],
     ids=lambda error: type(error).__name__,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from plans.spec.llm import LlmShape
-from stages.errors import DataError, SpecFaults
+from stages.errors import DataError, SpecFaultsError
 from stages.models.shape import check_shape, describe
 from tests.helpers.tiny_models import save_tiny_model
 
@@ -39,7 +39,7 @@ def test_describe_fills_in_the_defaults_of_old_configs(tmp_path):
 def test_describe_names_missing_numbers_and_experts_together(tmp_path):
     directory = save_tiny_model(tmp_path)
     change_config(directory, hidden_size=None, num_experts=8)
-    with pytest.raises(SpecFaults) as caught:
+    with pytest.raises(SpecFaultsError) as caught:
         describe(directory)
     assert [fault.split(" ")[0] for fault in caught.value.faults] == ["hidden_size", "num_experts"]
 
@@ -52,7 +52,7 @@ def test_describe_without_config_says_what_to_give(tmp_path):
 def test_check_shape_names_both_numbers_of_every_difference(tmp_path):
     directory = save_tiny_model(tmp_path)
     wanted = TINY.model_copy(update={"layers": 4, "vocab": 81})
-    with pytest.raises(SpecFaults) as caught:
+    with pytest.raises(SpecFaultsError) as caught:
         check_shape(directory, wanted, "actor")
     assert caught.value.faults == [
         f"models.actor.shape.layers is 4, but the model in {directory} has 2",

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from stages.data.arithmetic_source import arithmetic_rows
 from stages.data.rows import PromptRow
 from stages.data.spec import DataSpec
-from stages.errors import RewardError, SpecFaults
+from stages.errors import RewardError, SpecFaultsError
 from stages.rewards.protocol import RewardResult, ScoringItem, Verdict
 from stages.rewards.registry import REWARDS, make_verifier, reward_faults
 from stages.rewards.spec import RewardSpec, RewardsSpec
@@ -166,7 +166,7 @@ def test_all_reward_faults_are_reported_together() -> None:
 
 
 def test_unknown_reward_name_is_a_spec_fault() -> None:
-    with pytest.raises(SpecFaults, match="'exact'; known rewards"):
+    with pytest.raises(SpecFaultsError, match="'exact'; known rewards"):
         make_verifier(RewardSpec(name="exact"))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from stages.data.gold_fault import GoldFault
 from stages.data.rows import PromptRow
-from stages.errors import RewardError, SpecFaults
+from stages.errors import RewardError, SpecFaultsError
 from stages.rewards.pool import VerifierPool
 from stages.rewards.protocol import RewardResult, ScoringItem
 from stages.rewards.spec import RewardsSpec
@@ -202,7 +202,7 @@ def test_verifier_process_ends_with_its_parent_even_when_that_is_killed() -> Non
 
 
 def test_python_callable_without_permission_is_refused_before_anything_starts() -> None:
-    with pytest.raises(SpecFaults, match="this deployment doesn't allow it"):
+    with pytest.raises(SpecFaultsError, match="this deployment doesn't allow it"):
         VerifierPool(callable_spec(), allow_python_callables=False)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import SpecFaults
+from stages.errors import SpecFaultsError
 from stages.spec.job import TrainingJob, load_training_job, training_job_from_document
 
 QUICKSTART = (Path(__file__).parents[4] / "examples" / "quickstart" / "job.yaml").read_text()
@@ -20,7 +20,7 @@ def quickstart(*changes: tuple[str, str]) -> str:
 
 
 def faults_of(text: str) -> list[str]:
-    with pytest.raises(SpecFaults) as caught:
+    with pytest.raises(SpecFaultsError) as caught:
         load_training_job(text, "job.yaml")
     return caught.value.faults
 

@@ -6,14 +6,14 @@ import pytest
 
 from stages.engines.training.engine_options import num_ranks_of, parse_options, settings_of
 from stages.engines.training.rank_trainer import TrainerSettings
-from stages.errors import EngineUnavailableError, SpecFaults
+from stages.errors import EngineUnavailableError, SpecFaultsError
 from tests.helpers.training_cases import training_launch
 
 pytestmark = pytest.mark.engines
 
 
 def test_parse_options_reports_every_wrong_option():
-    with pytest.raises(SpecFaults) as caught:
+    with pytest.raises(SpecFaultsError) as caught:
         parse_options(training_launch(precision="fp8", num_processes=0, colour="red"))
     assert [fault.split(":")[0] for fault in caught.value.faults] == [
         "engines.training.options.precision",
@@ -36,7 +36,7 @@ def test_num_ranks_of_is_one_per_gpu():
 
 def test_num_ranks_of_more_ranks_than_gpus_is_refused():
     launch = training_launch(num_processes=3).model_copy(update={"gpus": ("here/0", "here/1")})
-    with pytest.raises(SpecFaults, match="num_processes is 3, but the engine has 2"):
+    with pytest.raises(SpecFaultsError, match="num_processes is 3, but the engine has 2"):
         num_ranks_of(launch, parse_options(launch))
 
 
