@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]  # only in a throwaway environment
 
 from benchmarks.step_vs_trl.cases import Case
 from benchmarks.step_vs_trl.clock import Clock, Seconds
