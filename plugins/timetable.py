@@ -58,7 +58,7 @@ class IterationTimetable(Timetable):
         last_automated_data_interval: DataInterval | None,
         restriction: TimeRestriction,
     ) -> DagRunInfo | None:
-        """Return the iteration after the last one, or None when that was the last of the run."""
+        """Return the iteration after the last one, or None when that was the last of the run or of a backfill."""
         last = last_automated_data_interval
         iteration = 0 if last is None else max(0, _iteration_at_or_before(last.start) + 1)
         if restriction.earliest is not None:
@@ -66,6 +66,8 @@ class IterationTimetable(Timetable):
         if iteration >= self.iterations:
             return None
         interval = _interval(iteration)
+        if restriction.latest is not None and interval.start > restriction.latest:
+            return None  # the end of a backfill's range
         return DagRunInfo.interval(interval.start, interval.end)
 
     def generate_run_id(

@@ -62,6 +62,13 @@ def test_timetable_with_a_later_start_date_begins_there() -> None:
     assert iterations_of(IterationTimetable("demo", 4), TimeRestriction(start, None, True)) == [2, 3]
 
 
+@given(st.integers(min_value=0, max_value=30), st.integers(min_value=0, max_value=30))
+def test_timetable_of_a_backfill_stays_inside_its_range_both_ends_included(first: int, length: int) -> None:
+    earliest, latest = (pendulum.instance(logical_date_of(k)) for k in (first, first + length))
+    found = iterations_of(IterationTimetable("demo", 1000), TimeRestriction(earliest, latest, True))
+    assert found == list(range(first, first + length + 1))
+
+
 def test_timetable_with_a_date_off_the_grid_goes_on_instead_of_raising() -> None:
     start = pendulum.instance(EPOCH).add(seconds=90)
     info = IterationTimetable("demo", 9).next_dagrun_info(
