@@ -1,0 +1,98 @@
+"""Full-plan evaluations per second and core, at 64 GPUs PPO and elsewhere.
+
+    python -m benchmarks.planner.evaluations_per_second [--small]
+
+Three loops over the same candidates: `evaluator` prices balanced compact plans that differ in one mutation (what a
+search does most, caches warm for the other tasks), `pricer` balances and prices candidates after one mutation,
+`search` is the whole evolutionary step with mutation and local search. Processor time, one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.planner.record import markdown, write_result
+from plans.cost.model import CostModel
+from plans.search.arms import arms_by_grouping
+from plans.search.balancing import Balancing
+from plans.search.crew import Workshop
+from plans.search.evolution import ArmState, EvolutionSettings
+from plans.search.genome import Genome
+from plans.search.pricing import Pricer
+from plans.search.problem import Problem
+from plans.search.seeds import stream
+from plans.spec.job import Algorithm, Mode
+from plans.testbeds.jobs import hetrl_job
+from plans.testbeds.registry import find_testbed
+
+CASES = (
+    ("hetrl-multi-region-hybrid", "8b", "ppo", "sync"),
+    ("hetrl-single-region", "8b", "ppo", "sync"),
+    ("hetrl-multi-continent", "8b", "grpo", "async"),
+    ("scaling-256", "8b", "ppo", "sync"),
+    ("scaling-1024", "8b", "ppo", "sync"),
+)
+
+
+def main() -> None:
+    """Run, write JSON and table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--candidates", type=int, default=3000)
+    parser.add_argument("--small", action="store_true", help="300 candidates, 64 GPUs only")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    count = 300 if arguments.small else arguments.candidates
+    cases = CASES[:3] if arguments.small else CASES
+    rows = [_measure(*case, model=model, count=count) for case in cases for model in ("paper", "calibrated")]
+    columns = ("testbed", "size", "algorithm", "mode", "model", "evaluator", "pricer", "search")
+    table = markdown(columns, [[row[column] for column in columns] for row in rows])
+    write_result("evaluations_per_second", {"candidates": count}, rows, table, out=arguments.out)
+
+
+def _measure(testbed: str, size: str, algorithm: str, mode: str, *, model: str, count: int) -> dict[str, Any]:
+    job = hetrl_job(size, Algorithm(algorithm), Mode(mode))
+    cost_model = CostModel.paper() if model == "paper" else CostModel.calibrated()
+    problem = Problem(find_testbed(testbed).cluster, job, cost_model)
+    workshop = Workshop(problem, EvolutionSettings(), Balancing())
+    arms = [arms[0] for arms in arms_by_grouping(problem, 0, cap=1, most_groupings=8)]
+    states = [ArmState.start(arm, 0) for arm in arms]
+    for state in states:
+        workshop.evolution.grow(state, 12, lambda: True, lambda _price, _genome: None)
+    candidates = _neighbours(workshop, states, count)
+    pricer = Pricer(problem.evaluator, Balancing())
+    pricer_rate = _rate(lambda: [pricer.price(genome) for genome in candidates], count)
+    plans = [plan for plan in (pricer.compact(genome) for genome in candidates) if plan is not None]
+    fresh = Problem(problem.cluster, job, cost_model).evaluator
+    evaluator_rate = _rate(lambda: [fresh.evaluate(plan) for plan in plans], len(plans))
+    share = count // len(states)
+
+    def evolve() -> None:
+        for state in states:
+            workshop.evolution.grow(state, share, lambda: True, lambda _price, _genome: None)
+
+    return {
+        "testbed": testbed, "size": size, "algorithm": algorithm, "mode": mode, "model": model,
+        "evaluator": evaluator_rate, "pricer": pricer_rate, "search": _rate(evolve, share * len(states)),
+    }  # fmt: skip
+
+
+def _neighbours(workshop: Workshop, states: list[ArmState], count: int) -> list[Genome]:
+    """Return candidates that are one mutation from the best of an arm, arms in blocks."""
+    rng = stream(0, "evaluations_per_second")
+    best = [state.best[1] for state in states if state.best is not None]
+    share = -(-count // len(best))
+    found = [workshop.evolution.mutate(genome, rng) for genome in best for _ in range(share)]
+    return found[:count]
+
+
+def _rate(work: Any, count: int) -> float:  # noqa: ANN401 - a callable
+    begin = time.process_time()
+    work()
+    return count / (time.process_time() - begin)
+
+
+if __name__ == "__main__":
+    main()
