@@ -1,9 +1,11 @@
 """The DAG of a training run, made from its entry: one run of the DAG is one RL iteration.
 
 ```
-prepare, profile.<queue>... -> plan -> wait_for_policy -> generate.<queue>... -> infer.<queue>... [-> wait_for_turn]
+wait_for_policy -> prepare, profile.<queue>... -> plan -> generate.<queue>... -> infer.<queue>... [-> wait_for_turn]
     -> train.<queue>... -> commit_policy -> sync.<region>... -> evaluate -> report
 ```
+The gate comes first: while a failed iteration is retried, the next one is created already, and must neither measure nor
+plan before its turn.
 Every machine has its row per stage from the start; re-planning changes data, never the DAG. Joins run after skipped
 rows (`none_failed`), so that a row without work never skips the training behind it. The same entry gives the same
 serialised DAG.
@@ -107,9 +109,9 @@ def build_run_dag(entry: RunEntry) -> DAG:
 def _wire(entry: RunEntry) -> None:
     rows = _Rows(entry)
     steps: list[list[BaseOperator]] = [
+        [rows.gate("wait_for_policy", max_lag=entry.max_staleness)],
         [rows.once(StageName.PREPARE), *rows.per_queue(StageName.PROFILE)],
         [rows.once(StageName.PLAN)],
-        [rows.gate("wait_for_policy", max_lag=entry.max_staleness)],
         rows.per_queue(StageName.GENERATE),
         rows.per_queue(StageName.INFER),
         [rows.gate("wait_for_turn", max_lag=0)] if entry.max_staleness else [],

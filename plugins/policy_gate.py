@@ -50,8 +50,14 @@ class PolicyGateOperator(BaseOperator):
         self.storage_options = dict(storage_options or {})
 
     def execute(self, context: Context) -> int:
-        """Return the committed version at once if it suffices, else wait in the triggerer."""
-        needed = self.version_needed(iteration_of(context["dag_run"].logical_date))
+        """Return the committed version at once if it suffices, else wait in the triggerer.
+
+        Iteration 0 waits for nothing: it makes the initial policy itself.
+        """
+        iteration = iteration_of(context["dag_run"].logical_date)
+        if iteration == 0:
+            return 0
+        needed = self.version_needed(iteration)
         try:
             found = read_head_version(self.root, self.run_name, self.storage_options)
         except TransientStorageError as error:

@@ -36,12 +36,12 @@ def edges(entry: RunEntry) -> dict[str, list[str]]:
     return {task.task_id: sorted(task.downstream_task_ids) for task in build_run_dag(entry).tasks}
 
 
-def test_dag_of_one_machine_is_a_chain_after_its_first_step() -> None:
+def test_dag_of_one_machine_is_a_chain_apart_from_prepare_and_profile() -> None:
     assert edges(ONE) == {
+        "wait_for_policy": ["prepare", "profile.q-a"],
         "prepare": ["plan"],
         "profile.q-a": ["plan"],
-        "plan": ["wait_for_policy"],
-        "wait_for_policy": ["generate.q-a"],
+        "plan": ["generate.q-a"],
         "generate.q-a": ["infer.q-a"],
         "infer.q-a": ["train.q-a"],
         "train.q-a": ["commit_policy"],
@@ -54,7 +54,8 @@ def test_dag_of_one_machine_is_a_chain_after_its_first_step() -> None:
 
 def test_dag_of_two_machines_has_a_row_per_queue_and_region_and_a_gate_before_training() -> None:
     found = edges(TWO)
-    assert found["wait_for_policy"] == ["generate.q-a", "generate.q-b"]
+    assert found["wait_for_policy"] == ["prepare", "profile.q-a", "profile.q-b"]
+    assert found["plan"] == ["generate.q-a", "generate.q-b"]
     assert found["generate.q-a"] == found["generate.q-b"] == ["infer.q-a", "infer.q-b"]
     assert found["infer.q-b"] == ["wait_for_turn"]
     assert found["wait_for_turn"] == ["train.q-a", "train.q-b"]

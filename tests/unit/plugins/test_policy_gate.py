@@ -73,9 +73,10 @@ def test_gate_without_the_version_defers(tmp_path: Path) -> None:
     assert (deferred.value.trigger.version, deferred.value.method_name) == (3, "execute_complete")
 
 
-def test_gate_of_a_run_without_policies_defers(tmp_path: Path) -> None:
+def test_gate_of_a_run_without_policies_defers_from_the_second_iteration_on(tmp_path: Path) -> None:
+    assert gate(tmp_path).execute(context(0)) == 0
     with pytest.raises(TaskDeferred):
-        gate(tmp_path).execute(context(0))
+        gate(tmp_path, max_lag=1).execute(context(1))
 
 
 def test_gate_past_its_deadline_fails_with_a_sentence(tmp_path: Path) -> None:
