@@ -70,10 +70,11 @@ def run_request(stage: StageName, request_path: Path, clock: Clock) -> int:
         return error.exit_code
     started_at, timer = clock.now(), PhaseTimer(clock=clock)
     deadline = Deadline(clock=clock, ends_at=clock.monotonic() + request.deadline_s)
-    _install_signal_handlers(request, timer)
     outcome, failure, exit_code = StageOutcome(), None, 0
-    logger.info("run=%s iteration=%d stage=%s attempt=%s start", request.run, request.iteration, stage, request.attempt)
-    try:
+    names = (request.run, request.iteration, stage, request.attempt)
+    try:  # a signal can arrive as soon as its handler stands
+        _install_signal_handlers(request, timer)
+        logger.info("run=%s iteration=%d stage=%s attempt=%s start", *names)
         outcome = _work(request, timer, deadline)
     except (Exception, Terminated) as error:
         failure, exit_code = failure_of(error), exit_code_of(error)
@@ -97,8 +98,7 @@ def run_request(stage: StageName, request_path: Path, clock: Clock) -> int:
     write_result(request_path.parent / RESULT_NAME, result)
     logger.info(
         "run=%s iteration=%d stage=%s attempt=%s %s reused=%s seconds=%.3f phases=%s",
-        request.run, request.iteration, stage, request.attempt, result.status, result.reused,
-        result.ended_at - started_at, json.dumps(result.phases_s),
+        *names, result.status, result.reused, result.ended_at - started_at, json.dumps(result.phases_s),
     )  # fmt: skip
     return exit_code
 
