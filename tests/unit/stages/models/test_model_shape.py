@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+pytest.importorskip("torch", reason="needs the engines' environment")
+
+
 from plans.spec.llm import LlmShape
 from stages.errors import DataError, SpecFaultsError
 from stages.models.shape import check_shape, describe

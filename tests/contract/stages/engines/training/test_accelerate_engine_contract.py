@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch", reason="needs the engines' environment")
+
+
 from stages.engines.canary import CanaryRecord, canary_rows, check_canary
 from stages.engines.manager import EngineManager
 from stages.engines.transformers_engine import TransformersEngine

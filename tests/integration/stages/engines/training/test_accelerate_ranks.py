@@ -14,6 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytest.importorskip("torch", reason="needs the engines' environment")
+
+
 from stages.engines.protocol import ScoredTokens
 from stages.errors import EngineError, EngineUnavailableError, NumericsError
 from stages.rl.spec import CorrectionSpec, GrpoSpec

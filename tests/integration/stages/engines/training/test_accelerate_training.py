@@ -11,6 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+pytest.importorskip("torch", reason="needs the engines' environment")
+
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch", reason="needs the engines' environment")
+
+
 from stages.engines.training.engine_options import num_ranks_of, parse_options, settings_of
 from stages.engines.training.rank_trainer import TrainerSettings
 from stages.errors import EngineUnavailableError, SpecFaultsError

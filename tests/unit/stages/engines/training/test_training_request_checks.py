@@ -4,10 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+pytest.importorskip("torch", reason="needs the engines' environment")
+
+
 from stages.engines.training.request_checks import check_rows, check_training_request
 from stages.errors import ContractError
 from stages.rl.spec import GrpoSpec
 from tests.helpers.training_cases import training_request, training_rows
+
+pytestmark = pytest.mark.engines
 
 LIMITS = {"vocab_size": 16, "max_sequence_tokens": 40}
 
