@@ -54,6 +54,12 @@ METHODS: MappingProxyType[str, MethodEntry] = MappingProxyType(
             summary="StreamRL's two homogeneous groups",
             is_async_only=True,
         ),
+        "areal-hex": MethodEntry(
+            module="plans.search.areal_hex.planner",
+            factory="ArealHexPlanner",
+            summary="AReaL-Hex: training and rollout plans by turns over splits of the GPUs",
+            is_async_only=True,
+        ),
         "deap": MethodEntry(
             module="plans.search.deap_ea", factory="DeapPlanner", summary="standard evolutionary algorithm on DEAP"
         ),
