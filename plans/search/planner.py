@@ -45,6 +45,11 @@ METHODS: MappingProxyType[str, MethodEntry] = MappingProxyType(
             factory="ShaEaPlanner",
             summary="HetRL: nested halving and evolution (default)",
         ),
+        "ilp": MethodEntry(
+            module="plans.search.ilp.planner",
+            factory="IlpPlanner",
+            summary="integer program with proof (small clusters)",
+        ),
         "verl": MethodEntry(
             module="plans.search.verl", factory="VerlPlanner", summary="verl's mapping, blind to GPU identity"
         ),

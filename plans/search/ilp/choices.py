@@ -1,0 +1,117 @@
+"""From classes to the columns of one grouping's program: what can still beat the best plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from plans.cost.iteration import combine
+from plans.cost.model import Fanout
+from plans.cost.transfer import WeightLine
+from plans.memory import WEIGHT_OWNERS
+from plans.search.groupings import Grouping
+from plans.search.ilp.book import BoundBook
+from plans.search.ilp.classes import Column
+from plans.search.ilp.master import Choice
+from plans.search.problem import Problem
+from plans.workflow import RlTask, TaskKind, shape_of
+
+
+class ChoiceMaker:
+    """Makes the columns of a grouping's program."""
+
+    def __init__(self, problem: Problem, book: BoundBook, columns: Mapping[RlTask, Sequence[Column]]) -> None:
+        """Keep the classes of every task."""
+        self.problem, self.book, self.columns = problem, book, columns
+        job = problem.job
+        self._line = WeightLine.of(shape_of(job, RlTask.ACTOR_TRAINING), job.weight_bytes_per_parameter)
+        self._sizes = [int((problem.view.machine_of == m).sum()) for m in range(len(problem.view.machine_names))]
+        self._transfers: dict[object, float] = {}
+
+    def bound_s(self, grouping: Grouping, seconds: Mapping[RlTask, float]) -> float:
+        """Return the iteration of a grouping whose tasks take so long, the transfer left out."""
+        group_of = {task: g for g, tasks in enumerate(grouping) for task in tasks}
+        return combine(self.problem.job.mode, seconds, group_of, 0.0, self.problem.model.eta).iteration_s
+
+    def least(self) -> dict[RlTask, float]:
+        """Return the least bound of each task over its classes."""
+        return {task: min(column.seconds for column in columns) for task, columns in self.columns.items()}
+
+    def choices(self, grouping: Grouping, cutoff_s: float) -> dict[RlTask, list[Choice]]:
+        """Return the columns of each task that can be part of a plan below the cut-off.
+
+        A column is left out when the grouping costs as much as the cut-off even with every other task at its least.
+        """
+        group_of = {task: g for g, tasks in enumerate(grouping) for task in tasks}
+        least, offered = self.least(), {}
+        for task, columns in self.columns.items():
+            owner = WEIGHT_OWNERS.get(task)
+            shares = owner is not None and group_of[task] == group_of[owner]
+            apart = group_of[task] != group_of[RlTask.ACTOR_TRAINING]
+            makers = self._generation if task.kind is TaskKind.GENERATION else self._plain
+            choices = [choice for column in columns for choice in makers(column, shares=shares, apart=apart)]
+            offered[task] = [
+                choice
+                for choice in choices
+                if self.bound_s(grouping, {**least, task: choice.seconds + choice.transfer_s}) < cutoff_s
+            ]
+        return offered
+
+    def _plain(self, column: Column, *, shares: bool, apart: bool) -> list[Choice]:
+        del apart  # only generation receives weights
+        copy = Choice(column, column.seconds, column.held_bytes, column.working_bytes)
+        if not shares:
+            return [copy]
+        return [copy, Choice(column, column.seconds, 0.0, column.working_bytes, in_place=True)]
+
+    def _generation(self, column: Column, *, shares: bool, apart: bool) -> list[Choice]:
+        degrees, counts = column.cls.degrees, column.cls.counts
+        curve, cache = self.book.curve(degrees, counts), self.book.of[column.task].cache_per_gpu(degrees)
+        bounds = self.book.of[column.task]
+        # Cache and weights may fill the usable bytes only, the row of the program offers the whole capacity.
+        unused = float(((bounds.capacity_bytes - bounds.usable_bytes) * np.asarray(counts)).sum())
+        transfer = self._transfer_s(column) if apart else 0.0
+        choices = []
+        for low, high in zip(column.edges, column.edges[1:], strict=False):
+            seconds, working = curve.seconds(high), low * cache * (1.0 - 1e-9) + unused
+            held = {False: column.held_bytes, True: 0.0} if shares else {False: column.held_bytes}
+            for in_place, bytes_ in held.items():
+                choices.append(Choice(column, seconds, bytes_, working, transfer, in_place, (low, high)))
+        return choices
+
+    def _transfer_s(self, column: Column) -> float:
+        """Return a lower bound of the transfer to generation on GPUs that don't train."""
+        key = (column.cls.degrees.pp * column.cls.degrees.tp, tuple(min(n, 1) for n in column.cls.counts))
+        found = self._transfers.get(key)
+        if found is None:
+            found = self._transfers[key] = self._make_transfer_s(*key)
+        return found
+
+    def _make_transfer_s(self, shards: int, used: Sequence[int]) -> float:
+        problem, model = self.problem, self.problem.model
+        is_direct = model.fanout is Fanout.DIRECT
+        num_bytes = self._line.total_bytes * model.delta_fraction / (shards if is_direct else 1)
+        edges = problem.evaluator.links.edge_matrix(range(len(used)), num_bytes)
+        lonely = np.array(self._sizes) < 2
+        edges[np.diag_indices(len(used))] = np.where(lonely, math.inf, edges.diagonal())
+        into = edges.min(axis=0)[np.asarray(used) > 0]
+        # Direct: the mean receiver gets its share of a full copy over at best the fastest link of any receiver.
+        # A copy per machine: the last machine has it no earlier than its own fastest link allows.
+        seconds = float(into.min()) if is_direct else float(into.max())
+        return model.sync_factor * seconds * (1.0 - 1e-9)
+
+
+def first_edges(column: Column, book: BoundBook) -> list[float]:
+    """Return the first intervals of generation's concurrency: from one per replica, each half as wide again."""
+    low = float(column.cls.degrees.size)
+    high = book.most_concurrency(column.cls.degrees, column.cls.counts)
+    count = max(1, math.ceil(math.log(max(high / low, 1.0)) / math.log(1.5)))
+    return [low, *(float(edge) for edge in np.geomspace(low, max(high, low), count + 1)[1:])]
+
+
+def split_interval(column: Column, interval: tuple[float, float]) -> None:
+    """Split an interval of a column in two."""
+    middle = math.sqrt(interval[0] * interval[1])
+    column.edges = sorted({*column.edges, middle})
