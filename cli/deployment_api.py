@@ -14,6 +14,9 @@ import httpx
 from cli.errors import DeploymentError
 from stages.home import logical_date_of
 
+HEALTH_NAMES = ("metadatabase", "scheduler", "dag_processor", "triggerer")
+"""What Airflow tells the health of."""
+
 _PAGE = 1000
 _CONFLICT = 409
 _NOT_FOUND = 404
@@ -54,8 +57,7 @@ class AirflowApi:
             found = answer.json() if answer.status_code == httpx.codes.OK else {}
         except (httpx.HTTPError, ValueError):
             found = {}
-        names = ("metadatabase", "scheduler", "dag_processor", "triggerer")
-        return {name: (found.get(name) or {}).get("status") for name in names}
+        return {name: (found.get(name) or {}).get("status") for name in HEALTH_NAMES}
 
     def dag(self, dag_id: str) -> dict[str, Any] | None:
         """Return a DAG, None if Airflow has not parsed it."""

@@ -37,6 +37,22 @@ def running_components(record: DeploymentRecord) -> list[ComponentProcess]:
     return [component for component in record.processes if component_process(component) is not None]
 
 
+def listens(component: ComponentProcess, port: int) -> bool:
+    """Whether a component, or a child of it, is the one that listens on a port.
+
+    A deployment that answers there may be another one: two that start at once can choose the same free port.
+    """
+    process = component_process(component)
+    if process is None:
+        return False
+    with suppress(psutil.Error):
+        for member in (process, *process.children(recursive=True)):
+            connections = member.net_connections(kind="tcp")
+            if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
+                return True
+    return False
+
+
 def marked_processes(deployment_id: str, *, part: str | None = None) -> list[psutil.Process]:
     """Return the processes that carry a deployment's mark, never the caller or its ancestors.
 

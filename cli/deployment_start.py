@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from cli.deployment_api import AirflowApi
+from cli.deployment_api import HEALTH_NAMES, AirflowApi
 from cli.deployment_checks import airflow_python, check_airflow_home, check_home, engines_python, mark_airflow_home
 from cli.deployment_ports import PREFERRED_API_PORT, any_free, demand_free, is_free
-from cli.deployment_processes import end_airflow, running_components
+from cli.deployment_processes import end_airflow, listens, running_components
 from cli.deployment_record import COMPONENTS, ComponentProcess, DeploymentRecord, Ports, read_record, write_record
 from cli.deployment_settings import airflow_environment
 from cli.errors import DeploymentError
@@ -23,6 +23,9 @@ from stages.home import MotleyHome
 
 START_TIMEOUT_S = 240.0
 """Longest wait for all components to be healthy."""
+
+PORT_ATTEMPTS = 3
+"""Starts with another port when the chosen one was lost to another program before the API server had it."""
 
 PATIENCE_S = 60.0
 """Longest wait for a running deployment that does not say that it is healthy, before it is restarted."""
@@ -56,26 +59,38 @@ def bring_up(home: MotleyHome, *, port: int | None, environment: Mapping[str, st
         record, version = _new_record(before, port, environment)
         must_migrate = check_airflow_home(home, version)
         write_record(home.deployment_file, record)
-        settings = airflow_environment(record, home, environment)
         _make_folders(home)
         if must_migrate:
             report("preparing Airflow's database (10 s)")
-            _migrate(record, home, settings)
+            _migrate(record, home, airflow_environment(record, home, environment))
             mark_airflow_home(home, version)
-        record = record.model_copy(
-            update={"processes": tuple(_start(name, record, home, settings) for name in COMPONENTS)}
-        )
-        write_record(home.deployment_file, record)
-        wait_until_healthy(record, home, report)
-        return record
+        num_other_ports = PORT_ATTEMPTS - 1 if port is None else 0
+        for _ in range(num_other_ports):
+            started = _start_all(record, home, environment)
+            try:
+                wait_until_healthy(started, home, report)
+            except DeploymentError:
+                if is_free(record.ports.api):
+                    raise
+                report(f"port {record.ports.api} was taken by another program meanwhile; trying another one")
+                record = record.model_copy(update={"ports": _choose_ports(None, any_free())})
+            else:
+                return started
+        started = _start_all(record, home, environment)
+        wait_until_healthy(started, home, report)
+        return started
 
 
 def is_up(record: DeploymentRecord) -> bool:
     """Whether every component runs and says that it is healthy."""
-    if len(running_components(record)) < len(COMPONENTS):
+    if len(running_components(record)) < len(COMPONENTS) or not _has_its_port(record):
         return False
     with AirflowApi(record.url) as api:
         return all(state == "healthy" for state in api.health().values())
+
+
+def _has_its_port(record: DeploymentRecord) -> bool:
+    return any(listens(part, record.ports.api) for part in record.processes if part.name == "api-server")
 
 
 def becomes_healthy(record: DeploymentRecord) -> bool:
@@ -100,12 +115,12 @@ def wait_until_healthy(record: DeploymentRecord, home: MotleyHome, report: Repor
     told: dict[str, str | None] = {}
     with AirflowApi(record.url) as api:
         while True:
-            states = api.health()
+            states = api.health() if _has_its_port(record) else dict.fromkeys(HEALTH_NAMES)
             for name, state in states.items():
                 if state == "healthy" and told.get(name) != state:
                     report(f"{name.replace('_', ' ')} is up")
             told = states
-            if all(state == "healthy" for state in states.values()):
+            if all(state == "healthy" for state in states.values()) and _has_its_port(record):
                 return
             running = {component.name for component in running_components(record)}
             dead = [component.name for component in record.processes if component.name not in running]
@@ -174,6 +189,14 @@ def _migrate(record: DeploymentRecord, home: MotleyHome, settings: Mapping[str, 
             "see "
             f"{log_file(home, 'db-migrate')}:\n{_tail(log_file(home, 'db-migrate'))}"
         )
+
+
+def _start_all(record: DeploymentRecord, home: MotleyHome, environment: Mapping[str, str]) -> DeploymentRecord:
+    settings = airflow_environment(record, home, environment)
+    processes = tuple(_start(name, record, home, settings) for name in COMPONENTS)
+    started = record.model_copy(update={"processes": processes})
+    write_record(home.deployment_file, started)
+    return started
 
 
 def _start(name: str, record: DeploymentRecord, home: MotleyHome, settings: Mapping[str, str]) -> ComponentProcess:

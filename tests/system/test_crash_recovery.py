@@ -67,7 +67,7 @@ def kill_deployment(found: Deployment) -> int:
     return kill(found.everything())
 
 
-@pytest.mark.parametrize("strike", [kill_stage_process, kill_engine, kill_scheduler, kill_deployment])
+@pytest.mark.parametrize("strike", [kill_deployment, kill_scheduler, kill_stage_process, kill_engine])
 def test_run_killed_and_resumed_equals_an_uninterrupted_one(
     strike: Callable[[Deployment], int], uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:

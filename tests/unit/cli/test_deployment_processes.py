@@ -14,6 +14,7 @@ from cli.deployment_processes import (
     end_airflow,
     end_processes,
     end_stages,
+    listens,
     marked_processes,
     running_components,
 )
@@ -82,6 +83,23 @@ def test_recycled_pid_is_not_the_component(mark: str, start: Start) -> None:
     component = record_of(mark, child).processes[0]
     assert component_process(component) is not None
     assert component_process(component.model_copy(update={"started_at": component.started_at - 60.0})) is None
+
+
+SERVER = (
+    "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); "
+    "print(s.getsockname()[1], flush=True); time.sleep(600)"
+)
+
+
+def test_component_listens_on_its_port_also_through_a_child(mark: str, start: Start) -> None:
+    code = f"import subprocess, sys; print('up', flush=True); subprocess.run([sys.executable, '-c', {SERVER!r}])"
+    parent, other = start("airflow", code), start("airflow")
+    assert parent.stdout is not None
+    port = int(parent.stdout.readline())
+    assert listens(record_of(mark, parent).processes[0], port)
+    assert not listens(record_of(mark, other).processes[0], port)
+    assert not listens(record_of(mark, parent).processes[0].model_copy(update={"started_at": 0.0}), port)
+    end_stages(record_of(mark), grace_s=1.0)
 
 
 def test_dead_component_does_not_run(mark: str, start: Start) -> None:
