@@ -48,7 +48,7 @@ def arms_by_grouping(problem: Problem, seed: int, *, cap: int, most_groupings: i
         most_groupings: keep only this many groupings; None = all.
     """
     total = problem.view.num_gpus
-    unit = unit_of(total)
+    unit, machine = unit_of(total), _usual_machine(problem)
     found: list[list[Arm]] = []
     for grouping in sorted(task_groupings(problem.workflow), key=likeliness):
         if most_groupings is not None and len(found) >= most_groupings:
@@ -58,10 +58,16 @@ def arms_by_grouping(problem: Problem, seed: int, *, cap: int, most_groupings: i
             continue
         weights = [sum(problem.work[task] for task in tasks) for tasks in grouping]
         rng = stream(seed, "compositions", grouping)
-        sizes = compositions(weights, minimum, total, unit=unit, cap=cap, rng=rng)
+        sizes = compositions(weights, minimum, total, unit=unit, cap=cap, rng=rng, machine=machine)
         if sizes:
             found.append([Arm(grouping, composition) for composition in sizes])
     return found
+
+
+def _usual_machine(problem: Problem) -> int:
+    """Return the GPU count that most machines have; the larger one among equals."""
+    counts = [machine.count for machine in problem.cluster.machines]
+    return max(set(counts), key=lambda count: (counts.count(count), count))
 
 
 def likeliness(grouping: Grouping) -> tuple[int, tuple[int, ...]]:

@@ -38,10 +38,18 @@ def proportional_composition(weights: Sequence[float], minimum: Sequence[int], t
 
 
 def compositions(
-    weights: Sequence[float], minimum: Sequence[int], total: int, *, unit: int, cap: int, rng: np.random.Generator
+    weights: Sequence[float],
+    minimum: Sequence[int],
+    total: int,
+    *,
+    unit: int,
+    cap: int,
+    rng: np.random.Generator,
+    machine: int = 1,
 ) -> tuple[Composition, ...]:
     """Return at most `cap` compositions of `total` GPUs over the groups, the proportional one first.
 
+    The second is the proportional one in whole machines of `machine` GPUs, where there are enough of them.
     Sizes are multiples of `unit`; what is left of `total` goes to the group with the most work. Groups whose minimum
     exceeds their size make a composition inadmissible.
     """
@@ -51,6 +59,9 @@ def compositions(
     heaviest = max(range(len(weights)), key=lambda index: weights[index])
     units, rest = divmod(total, unit)
     chosen = {first: None}
+    aligned = _aligned(weights, minimum, total, machine)
+    if aligned is not None:
+        chosen.setdefault(aligned)
     source = _all(units, len(weights)) if _count(units, len(weights)) <= 4 * cap else _sample(units, weights, cap, rng)
     for counts in source:
         if len(chosen) >= cap:
@@ -59,6 +70,17 @@ def compositions(
         if all(size >= low for size, low in zip(sizes, minimum, strict=True)):
             chosen.setdefault(sizes)
     return tuple(chosen)
+
+
+def _aligned(weights: Sequence[float], minimum: Sequence[int], total: int, machine: int) -> Composition | None:
+    """Return the proportional composition in whole machines; GPUs left over go to the group with the most work."""
+    least = [-(-low // machine) for low in minimum]
+    sizes = proportional_composition(weights, least, total // machine)
+    if sizes is None:
+        return None
+    heaviest = max(range(len(weights)), key=lambda index: weights[index])
+    rest = total % machine
+    return tuple(size * machine + (rest if g == heaviest else 0) for g, size in enumerate(sizes))
 
 
 def _change(sizes: list[int], weights: Sequence[float], minimum: Sequence[int], step: int) -> None:

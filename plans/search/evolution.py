@@ -30,7 +30,7 @@ class EvolutionSettings:
 
     population: int = 20
     """Most members."""
-    seeds: int = 6
+    seeds: int = 8
     """Seeded candidates before mutation starts."""
     local_search_share: float = 0.3
     """Share of offspring whose locality is improved; 1 as in the paper."""

@@ -20,11 +20,14 @@ class GrowthStyle:
     """Groups with a task of this kind choose first; None = random order."""
     noise: float
     """Relative noise on the preferences; 0 = none."""
+    reverse: bool = False
+    """Later groups before earlier ones, among those that choose at the same time."""
 
 
 #: Styles without randomness, tried first.
 PLAIN_STYLES = (
     GrowthStyle(first=TaskKind.TRAINING, noise=0.0),
+    GrowthStyle(first=TaskKind.TRAINING, noise=0.0, reverse=True),
     GrowthStyle(first=TaskKind.GENERATION, noise=0.0),
 )
 RANDOM_STYLE = GrowthStyle(first=None, noise=0.35)
@@ -38,7 +41,7 @@ def grow_groups(
     free = [list(np.nonzero(problem.view.machine_of == m)[0]) for m in range(len(problem.view.machine_names))]
     taken: list[tuple[int, ...]] = [()] * len(grouping)
     for group in _turns(grouping, style, rng):
-        preference = order.hbm if _is_generation_only(grouping, group) else order.compute
+        preference = order.hbm if _likes_bandwidth(grouping, group, style, rng) else order.compute
         liking = preference * np.exp(style.noise * rng.standard_normal(len(preference))) if style.noise else preference
         taken[group] = _take(free, sizes[group], liking / float(liking.max()), order.distance_s)
     return tuple(taken)
@@ -47,11 +50,16 @@ def grow_groups(
 def _turns(grouping: Grouping, style: GrowthStyle, rng: np.random.Generator) -> list[int]:
     if style.first is None:
         return [int(index) for index in rng.permutation(len(grouping))]
-    return sorted(range(len(grouping)), key=lambda g: (all(t.kind is not style.first for t in grouping[g]), g))
+    sign = -1 if style.reverse else 1
+    return sorted(range(len(grouping)), key=lambda g: (all(t.kind is not style.first for t in grouping[g]), sign * g))
 
 
-def _is_generation_only(grouping: Grouping, group: int) -> bool:
-    return all(task.kind is TaskKind.GENERATION for task in grouping[group])
+def _likes_bandwidth(grouping: Grouping, group: int, style: GrowthStyle, rng: np.random.Generator) -> bool:
+    """Tell whether a group takes memory bandwidth over FLOP/s: decoding does; where it has company, styles differ."""
+    kinds = {task.kind for task in grouping[group]}
+    if TaskKind.GENERATION not in kinds or len(kinds) == 1:
+        return TaskKind.GENERATION in kinds
+    return rng.random() < 0.5 if style.first is None else style.first is TaskKind.GENERATION
 
 
 def _take(free: list[list[np.int64]], size: int, liking: np.ndarray, distance_s: np.ndarray) -> tuple[int, ...]:

@@ -103,16 +103,21 @@ class LayoutGuesses:
         self.subsets = self._find_subsets(tuple(gpus))
         self._units: dict[tuple[int, int, bool], list[Unit]] = {}
 
-    def recipes(self) -> list[Recipe]:
-        """Return the plain recipes: all GPUs, near order, replica blocks; every TP, PP by powers of two."""
+    def recipes(self, *, deep: bool = False) -> list[Recipe]:
+        """Return the plain recipes: all GPUs, near order; every TP, PP by powers of two, replica blocks.
+
+        Deep: every PP on offer and both arrangements.
+        """
+        arrangements = tuple(Arrangement) if deep else (Arrangement.REPLICA_BLOCKS,)
         found: list[Recipe] = []
         for tp in self.tps(0):
             count = len(self.units(0, tp, by_type=False))
             offered = self.pps(tp, count)
             found += [
-                Recipe(subset=0, tp=tp, pp=pp, by_type=False, arrangement=Arrangement.REPLICA_BLOCKS)
+                Recipe(subset=0, tp=tp, pp=pp, by_type=False, arrangement=arrangement)
+                for arrangement in arrangements
                 for pp in offered
-                if pp & (pp - 1) == 0 or pp == offered[0]
+                if deep or pp & (pp - 1) == 0 or pp == offered[0]
             ]
         return found
 

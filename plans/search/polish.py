@@ -19,7 +19,7 @@ from plans.search.regroup import REGROUP_MOVES
 from plans.search.tools import SearchTools
 
 #: Relative worsening accepted with probability 1/e at the start of a walk; falls to zero along it.
-START_TEMPERATURE = 0.02
+START_TEMPERATURE = 0.03
 #: Share of steps that are moves between arms.
 REGROUP_SHARE = 0.25
 #: Steps without improvement after which a walk returns to its best candidate.

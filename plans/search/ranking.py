@@ -16,6 +16,10 @@ from plans.workflow import RlTask, TaskKind, shape_of
 
 #: Rounds of single changes around the best recipe.
 CLIMB_ROUNDS = 4
+#: Recipes around which a deep ranking looks.
+CLIMBERS = 3
+#: Most GPUs for a deep ranking.
+DEEP_GPUS = 128
 #: Layouts kept per set of GPUs.
 KEPT = 16
 #: GPU indices kept in the cache in all.
@@ -43,27 +47,31 @@ class Ranker:
         """Keep the problem and its pricer."""
         self._problem = problem
         self._pricer = pricer
-        self._cache: dict[tuple[RlTask, tuple[int, ...], int], tuple[RankedLayout, ...]] = {}
+        self._cache: dict[tuple[RlTask, tuple[int, ...], int, bool], tuple[RankedLayout, ...]] = {}
         self._cached_gpus = 0
         self._guesses: dict[tuple[RlTask, tuple[int, ...]], LayoutGuesses] = {}
         self._twin = {task: self._first_equal(task) for task in problem.workflow.tasks}
 
-    def ranked(self, task: RlTask, gpus: tuple[int, ...], companions: tuple[RlTask, ...]) -> tuple[RankedLayout, ...]:
+    def ranked(
+        self, task: RlTask, gpus: tuple[int, ...], companions: tuple[RlTask, ...], *, deep: bool = False
+    ) -> tuple[RankedLayout, ...]:
         """Return good layouts, fastest first, low-memory ones included.
 
         Args:
             task: the task.
             gpus: the group's GPUs, sorted.
             companions: all tasks of the group: their models take memory that decoding could use.
+            deep: try several times as many layouts (on up to `DEEP_GPUS` GPUs; else as without).
         """
         held = 0.0
         if task.kind is TaskKind.GENERATION:
             others = [self._problem.resident_bytes[other] for other in companions if other is not task]
             held = sum(others) / len(gpus)
-        key = (self._twin[task], gpus, round(held))
+        deep = deep and len(gpus) <= DEEP_GPUS
+        key = (self._twin[task], gpus, round(held), deep)
         found = self._cache.get(key)
         if found is None:
-            found = self._rank(self._twin[task], gpus, held)
+            found = self._rank(self._twin[task], gpus, held, deep=deep)
             self._cached_gpus += sum(len(entry.layout.gpus) for entry in found) + len(gpus)
             if self._cached_gpus > CACHE_GPUS:
                 self._cache.clear()
@@ -92,7 +100,7 @@ class Ranker:
             if other.kind is task.kind and shape_of(job, other) == shape_of(job, task)
         )
 
-    def _rank(self, task: RlTask, gpus: tuple[int, ...], held: float) -> tuple[RankedLayout, ...]:
+    def _rank(self, task: RlTask, gpus: tuple[int, ...], held: float, *, deep: bool) -> tuple[RankedLayout, ...]:
         guesses = self.guesses(task, gpus)
         tried: dict[Recipe, RankedLayout | None] = {}
 
@@ -101,15 +109,14 @@ class Ranker:
                 layout = guesses.build(recipe)
                 tried[recipe] = None if layout is None else self._priced(task, layout, held)
 
-        for recipe in guesses.recipes():
+        for recipe in guesses.recipes(deep=deep):
             attempt(recipe)
         for _ in range(CLIMB_ROUNDS):
-            best = min(tried, key=lambda recipe: _key(tried[recipe]), default=None)
-            if best is None:
-                break
-            for recipe in guesses.variations(best):
-                attempt(recipe)
-            if min(tried, key=lambda recipe: _key(tried[recipe])) == best:
+            leaders = sorted(tried, key=lambda recipe: _key(tried[recipe]))[: CLIMBERS if deep else 1]
+            for leader in leaders:
+                for recipe in guesses.variations(leader):
+                    attempt(recipe)
+            if sorted(tried, key=lambda recipe: _key(tried[recipe]))[: len(leaders)] == leaders:
                 break
         return _trimmed({entry.layout: entry for entry in tried.values() if entry is not None})
 

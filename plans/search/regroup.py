@@ -14,12 +14,13 @@ import numpy as np
 from plans.search.genome import Genome
 from plans.search.groupings import Grouping
 from plans.search.layouts import TaskLayout
+from plans.search.mutations.exchange_machines import exchange_machines
 from plans.search.tools import SearchTools
 from plans.spec.job import Mode
 from plans.workflow import RlTask
 
 #: Share of moves after which the groups' layouts are ranked anew, which costs as much as some hundred evaluations.
-RANK_SHARE = 0.1
+RANK_SHARE = 0.3
 
 Move = Callable[[SearchTools, Genome, np.random.Generator], Genome | None]
 
@@ -41,6 +42,45 @@ def move_gpus(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> G
     gpus[source] = tuple(gpu for gpu in members if gpu not in moved)
     gpus[target] = tuple(sorted((*gpus[target], *moved)))
     return _refitted(tools, genome, genome.grouping, tuple(gpus), {source, target}, rng)
+
+
+def exchange_and_refit(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+    """Exchange machines between two groups and lay their tasks out again; None with one group."""
+    exchanged = exchange_machines(tools, genome, rng)
+    if exchanged is None:
+        return None
+    touched = {index for index, gpus in enumerate(exchanged.gpus) if gpus != genome.gpus[index]}
+    return _refitted(tools, exchanged, genome.grouping, exchanged.gpus, touched, rng)
+
+
+def swap_groups(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+    """Exchange all GPUs of two groups and lay their tasks out again; None with one group."""
+    if len(genome.grouping) < 2:
+        return None
+    a, b = (int(index) for index in rng.choice(len(genome.grouping), size=2, replace=False))
+    gpus = list(genome.gpus)
+    gpus[a], gpus[b] = gpus[b], gpus[a]
+    return _refitted(tools, genome, genome.grouping, tuple(gpus), {a, b}, rng)
+
+
+def swap_tasks(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+    """Let two tasks of one kind trade groups; None where no such pair is apart."""
+    tasks = list(genome.layouts)
+    pairs = [
+        (first, second)
+        for position, first in enumerate(tasks)
+        for second in tasks[position + 1 :]
+        if first.kind is second.kind and genome.group_of(first) != genome.group_of(second)
+    ]
+    if not pairs:
+        return None
+    first, second = pairs[int(rng.integers(len(pairs)))]
+    trade = {first: second, second: first}
+    grouping = tuple(
+        tuple(sorted((trade.get(task, task) for task in group), key=_position)) for group in genome.grouping
+    )
+    touched = {genome.group_of(first), genome.group_of(second)}
+    return _refitted(tools, genome, grouping, genome.gpus, touched, rng)
 
 
 def move_task(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
@@ -109,7 +149,7 @@ def refit(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genom
     tasks = list(genome.layouts)
     task = tasks[int(rng.integers(len(tasks)))]
     group = genome.group_of(task)
-    ranked = tools.ranker.ranked(task, genome.gpus[group], genome.grouping[group])
+    ranked = tools.ranker.ranked(task, genome.gpus[group], genome.grouping[group], deep=True)
     if not ranked:
         return None
     # Faster layouts are likelier: squaring a uniform draw favours the front of the list.
@@ -119,8 +159,11 @@ def refit(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genom
 
 #: Move and relative weight.
 REGROUP_MOVES: tuple[tuple[Move, float], ...] = (
-    (move_gpus, 0.45),
-    (refit, 0.30),
+    (move_gpus, 0.25),
+    (exchange_and_refit, 0.15),
+    (swap_groups, 0.05),
+    (swap_tasks, 0.10),
+    (refit, 0.25),
     (move_task, 0.10),
     (merge_groups, 0.05),
     (split_group, 0.10),
@@ -140,7 +183,7 @@ def _refitted(
     anew = rng.random() < RANK_SHARE
     for index in sorted(touched):
         rebuilt = None if anew else _rebuilt(tools, genome, grouping[index], gpus[index])
-        layouts.update(tools.seeder.fit_group(grouping[index], gpus[index]) if rebuilt is None else rebuilt)
+        layouts.update(tools.seeder.fit_group(grouping[index], gpus[index], deep=True) if rebuilt is None else rebuilt)
     return Genome(grouping, gpus, layouts)
 
 

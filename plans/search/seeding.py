@@ -21,6 +21,8 @@ from plans.search.random_layout import random_layout
 from plans.search.ranking import RankedLayout, Ranker
 from plans.workflow import RlTask
 
+#: The seed that is drawn as in the paper, uniformly at levels 3 to 5.
+RANDOM_SEED = 7
 #: Exchanges of a layout for a leaner one before a group counts as overfull.
 _FIT_STEPS = 40
 
@@ -35,14 +37,14 @@ class Seeder:
         self.ranker = ranker
 
     def seed(self, grouping: Grouping, sizes: Sequence[int], index: int, rng: np.random.Generator) -> Genome:
-        """Return the index-th candidate of an arm: plain growth styles first, then random growth, some all random.
+        """Return the index-th candidate of an arm: plain growth styles first, then random growth; one is all random.
 
         With a single group there is nothing to grow, so its candidates differ in their layouts only.
         """
         if len(grouping) == 1 and index:
             return self.random(grouping, sizes, rng)
         style = PLAIN_STYLES[index] if index < len(PLAIN_STYLES) else RANDOM_STYLE
-        if index > len(PLAIN_STYLES) and index % 3 == 0:
+        if index == RANDOM_SEED:
             return self.random(grouping, sizes, rng)
         return self.fitted(grouping, grow_groups(self.problem, grouping, sizes, style, rng))
 
@@ -65,13 +67,15 @@ class Seeder:
                 layouts[task] = random_layout(self.problem, task, members, rng)
         return Genome(grouping, gpus, {task: layouts[task] for task in self.problem.workflow.tasks})
 
-    def fit_group(self, tasks: tuple[RlTask, ...], gpus: tuple[int, ...]) -> dict[RlTask, TaskLayout]:
+    def fit_group(
+        self, tasks: tuple[RlTask, ...], gpus: tuple[int, ...], *, deep: bool = False
+    ) -> dict[RlTask, TaskLayout]:
         """Return a layout per task of one group.
 
         Starts with the fastest of each and, while the models of some GPU exceed its memory, takes the exchange that
         frees memory at the least loss of time.
         """
-        options = {task: self.ranker.ranked(task, gpus, tasks) for task in tasks}
+        options = {task: self.ranker.ranked(task, gpus, tasks, deep=deep) for task in tasks}
         for task in tasks:
             if not options[task]:
                 rng = np.random.default_rng(len(gpus))

@@ -24,12 +24,14 @@ from plans.search.successive_halving import NestedHalving, least_budget
 
 #: Most arms per grouping.
 ARM_CAP = 16
+#: Arms per grouping at the least: sizes in proportion to the work, and the same in whole machines.
+LEAST_ARMS = 2
 #: Evaluations that each arm of the first round should get; fewer arms are made when the budget does not allow it.
-FIRST_ROUND = 2
+FIRST_ROUND = 3
 #: Share of the budget for the halving; the rest polishes what it found.
-HALVING_SHARE = 0.5
+HALVING_SHARE = 0.4
 #: Walks at the start and at the end of the polish, and its rounds.
-WALKS = (4, 2)
+WALKS = (6, 2)
 POLISH_ROUNDS = 8
 #: Evaluations per second assumed before anything was measured.
 ASSUMED_RATE = 2000.0
@@ -141,9 +143,9 @@ class _Search:
     def _arms(self) -> list[list[Arm]]:
         """Return as many arms as the budget can look at."""
         budget = self.planner.halving_share * self._remaining()
-        every = arms_by_grouping(self.problem, self.run.seed, cap=1)
+        every = arms_by_grouping(self.problem, self.run.seed, cap=LEAST_ARMS)
         count, cap = len(every), ARM_CAP
-        while cap > 1 and least_budget(count, cap, FIRST_ROUND) > budget:
+        while cap > LEAST_ARMS and least_budget(count, cap, FIRST_ROUND) > budget:
             cap //= 2
         while count > 1 and least_budget(count, cap, FIRST_ROUND) > budget:
             count -= 1
