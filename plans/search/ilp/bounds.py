@@ -6,8 +6,14 @@ all stages, B * L <= T * sum 1 / c_ij. A stage of `tp` GPUs is as slow as its sl
 mean over its GPUs of 1 / c_m, c_m being the cost of a stage of GPUs like that one with the fastest link that leaves
 its machine (or stays in it). Hence T >= B * L / sum over GPUs of (1 / tp) / c_m: the fluid bound. Head FLOPs of the
 last stage act as extra layers, at least min over machines of head / c_m of them. Added to it: gradient rings that
-must leave a machine do, at the fastest link that leaves any; every pipeline fills at least once. A second bound is that some
-stage holds at least ceil(L / pp) layers and some replica ceil(B / dp) samples.
+must leave a machine do, at the fastest link that leaves any; every pipeline fills at least once.
+
+A second bound minds that layers are whole. A replica with k_m stages on machine m takes at least t(k) seconds per
+sample: the least t at which sum_m k_m * floor((t - p) / c_m) reaches L, with p the least transfer to a next stage and
+the head on the stage that suits it best. A stage over several machines counts for its slowest one. The speeds 1 /
+t(k) of the replicas add up to at least B / T, and for any prices y_m >= 0 of GPUs to at most sum_m y_m * GPUs of m /
+tp + dp * max_k (1 / t(k) - y . k). Prices 1 / (c_m L) make the first part the fluid speed, the second the loss by
+rounding. A third bound is that some stage holds at least ceil(L / pp) layers and some replica ceil(B / dp) samples.
 
 Decoding costs A + D / b per sample and layer for b sequences at a time. GPU g of a replica with batch b holds b * l_j
 * cache bytes; with b_g = b the mean over a replica's GPUs of its cache is b * (L / pp) * cache. Whatever the
@@ -35,6 +41,8 @@ FloatArray = NDArray[np.float64]
 
 #: Multipliers of the dual; more of them only sharpen the bound.
 MULTIPLIERS = 160
+#: Mixes of machines of a pipeline beyond which layers are not taken as whole.
+MOST_MIXES = 4_000
 #: Subtracted, relative, from every bound: floating-point noise must not turn a bound into a false one.
 SLACK = 1e-9
 
@@ -76,6 +84,8 @@ class TaskBounds:
         self.usable_bytes = usable[first]
         self.capacity_bytes = (view.memory_bytes - view.reserve_bytes)[first]
         self.cap = job.generation.max_num_seqs
+        self._charges_twice = self.links.latency_per_step
+        self._mix_times: dict[tuple[int, bytes, bytes, float], FloatArray] = {}
         self._tables: dict[tuple[int, bool, tuple[float, ...]], _DecodeTable] = {}
         self.overhead_s = (
             self.terms.decode.layer_overhead_s[first] if self.terms.decode is not None else np.zeros(len(first))
@@ -107,11 +117,35 @@ class TaskBounds:
         layers = self.terms.num_layers + self._head_layers(degrees.tp, cost, on)
         fluid = self.samples * layers * degrees.tp / float((used[on] / cost[on]).sum())
         best = float(cost[on].min())
-        whole = math.ceil(self.samples / degrees.dp) * math.ceil(self.terms.num_layers / degrees.pp) * best
-        seconds = max(fluid, whole)
+        head = self.terms.passes * self.terms.head_flop / (self.flop_per_s * degrees.tp)
+        seconds = max(fluid, self._least_s(degrees, best), self._whole_s(degrees, used, cost, head))
         if self.terms.has_bubble:
             seconds += self.terms.updates * self.mbs * (degrees.pp - 1) * best
         return (seconds + self._gradient_s(degrees, used)) * (1.0 - SLACK)
+
+    def _least_s(self, degrees: Degrees, best: float) -> float:
+        """Return the bound by the replica with most samples and its stage with most layers."""
+        return math.ceil(self.samples / degrees.dp) * math.ceil(self.terms.num_layers / degrees.pp) * best
+
+    def _whole_s(self, degrees: Degrees, used: FloatArray, cost: FloatArray, head: FloatArray) -> float:
+        """Return the bound with whole layers, for stages of `cost` seconds per sample and layer [M]; 0 = none."""
+        machines = np.flatnonzero(used)
+        if degrees.pp == 1 or math.comb(degrees.pp + len(machines) - 1, degrees.pp) > MOST_MIXES:
+            return 0.0
+        mixes = _mixes(degrees.pp, len(machines))
+        here = cost[machines]
+        pair = self.edges(self.terms.pp_bytes(self.mbs), 2) - (self.links.latency_s if self._charges_twice else 0.0)
+        transfer = self.terms.pp_count / self.mbs * float(self.nearest(pair, used)[machines].min())
+        key = (degrees.pp, here.tobytes(), head[machines].tobytes(), transfer)
+        least = self._mix_times.get(key)
+        if least is None:
+            least = self._mix_times[key] = _mix_s(mixes, here, head[machines], transfer, self.terms.num_layers)
+        prices = 1.0 / (here * (self.terms.num_layers + float((head[machines] / here).min())))
+        allowed = (mixes <= used[machines]).all(axis=1)
+        if not allowed.any():
+            return 0.0
+        loss = float((1.0 / least - mixes @ prices)[allowed].max())
+        return self.samples / (float(used[machines] @ prices) / degrees.tp + degrees.dp * loss)
 
     def _layer_cost(self, degrees: Degrees, used: FloatArray) -> FloatArray:
         """Return seconds per sample and layer of a stage, by machine [M]."""
@@ -153,7 +187,10 @@ class TaskBounds:
         speed = np.einsum("m,vmk->vk", used[on] / degrees.tp, best)
         work = self.samples * (self.terms.num_layers + table.extra_layers(on))
         fastest = float(table.fastest[on].max())
-        least = math.ceil(self.samples / degrees.dp) * math.ceil(self.terms.num_layers / degrees.pp) / fastest
+        least = max(
+            self._least_s(degrees, 1.0 / fastest),
+            self._whole_s(degrees, used, 1.0 / np.maximum(table.fastest, 1e-300), np.zeros(len(used))),
+        )
         # The dual is written for the sum of b over GPUs; speeds are per stage, hence / tp above.
         return DecodeCurve(work, speed, multipliers / degrees.tp, least * (1.0 - SLACK))
 
@@ -227,3 +264,35 @@ class _DecodeTable:
     def extra_layers(self, on: NDArray[np.bool_]) -> FloatArray:
         """Return the head as layers, for both variants [2]."""
         return np.array([float(self.head[on].min()), 0.0])
+
+
+def _mixes(stages: int, machines: int) -> NDArray[np.int64]:
+    """Return every way to put so many stages on machines [K, machines]."""
+    if machines == 1:
+        return np.array([[stages]])
+    rows = [
+        np.column_stack((np.full(len(rest), first), rest))
+        for first in range(stages + 1)
+        for rest in (_mixes(stages - first, machines - 1),)
+    ]
+    return np.concatenate(rows)
+
+
+def _mix_s(
+    mixes: NDArray[np.int64], cost: FloatArray, head: FloatArray, transfer: float, num_layers: int
+) -> FloatArray:
+    """Return a lower bound on the seconds per sample of a pipeline of each mix [K], with whole layers.
+
+    Bisection; the lower end is returned, at which the layers do not fit.
+    """
+    low = np.zeros(len(mixes))
+    high = np.full(len(mixes), float(cost.max()) * num_layers + transfer + float(head.max()))
+    for _ in range(48):
+        middle = 0.5 * (low + high)
+        plain = np.floor(np.maximum(0.0, middle[:, None] - transfer) / cost + 1e-9)
+        last = np.floor(np.maximum(0.0, middle[:, None] - head) / cost + 1e-9)
+        gain = np.where(mixes > 0, last - plain, -np.inf).max(axis=1)
+        fits = (mixes * plain).sum(axis=1) + gain >= num_layers
+        high, low = np.where(fits, middle, high), np.where(fits, low, middle)
+    result: FloatArray = np.maximum(low, 1e-300)
+    return result

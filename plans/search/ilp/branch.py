@@ -31,6 +31,8 @@ class Branch:
     """The grouping."""
     program_s: float
     """Lower bound of every plan that is neither refuted nor in a stuck choice; infinite = there is none."""
+    is_relaxed: bool = True
+    """Whether only its linear relaxation has been solved yet, at most."""
     refuted: list[Mapping[RlTask, Column]] = field(default_factory=list)
     """Choices without a better plan, and stuck ones: the program does not offer them again."""
     stuck: list[Stuck] = field(default_factory=list)

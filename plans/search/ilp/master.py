@@ -21,6 +21,7 @@ memory that of `low`, so small intervals couple decoding to the memory that othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ from plans.errors import SolverUnavailableError
 from plans.search.groupings import Grouping
 from plans.search.ilp.banner import send_banner_to_stderr
 from plans.search.ilp.classes import Column
-from plans.search.solver_status import Verdict, highs_verdict, pulp_verdict
+from plans.search.solver_status import SolveStatus, Verdict, highs_verdict, pulp_verdict
 from plans.spec.job import Mode
 from plans.workflow import RlTask, TaskKind
 
@@ -103,8 +104,17 @@ class MasterAnswer:
     """The solution."""
 
 
-def solve_master(data: MasterInput, *, solver: str, time_limit_s: float | None) -> MasterAnswer:
+def solve_master(
+    data: MasterInput, *, solver: str, time_limit_s: float | None, relaxed: bool = False, gap: float = 1e-7
+) -> MasterAnswer:
     """Build and solve the program.
+
+    Args:
+        data: the program.
+        solver: `highs` or `cbc`; the other one is the fallback.
+        time_limit_s: limit in seconds; None = none.
+        relaxed: solve the linear relaxation only: a weaker bound, fast.
+        gap: relative gap at which the solver may stop; the bound is valid all the same.
 
     Raises:
         SolverUnavailableError: neither the named solver nor its fallback runs here.
@@ -113,20 +123,20 @@ def solve_master(data: MasterInput, *, solver: str, time_limit_s: float | None) 
 
     program = _Program(pulp, data)
     for name in (solver, *(other for other in SOLVERS if other != solver)):
-        engine = _engine(pulp, name, time_limit_s)
+        engine = _engine(pulp, name, time_limit_s, relaxed=relaxed, gap=gap)
         if engine is not None:
             program.problem.solve(engine)
-            return program.answer(name, data.scale_s)
+            return program.answer(name, data.scale_s, relaxed=relaxed)
     raise SolverUnavailableError("Neither HiGHS (package highspy) nor CBC runs here; install highspy.")
 
 
-def _engine(pulp: PulpModule, name: str, time_limit_s: float | None) -> Expression:
+def _engine(pulp: PulpModule, name: str, time_limit_s: float | None, *, relaxed: bool, gap: float) -> Expression:
     limit = None if time_limit_s is None else max(0.05, time_limit_s)
     if name == "highs":
         send_banner_to_stderr()
-        engine = pulp.HiGHS(msg=False, gapRel=1e-7, gapAbs=1e-9, threads=1, timeLimit=limit)
+        engine = pulp.HiGHS(mip=not relaxed, msg=False, gapRel=gap, gapAbs=1e-9, threads=1, timeLimit=limit)
     else:
-        engine = pulp.PULP_CBC_CMD(msg=False, gapRel=0.0, threads=1, timeLimit=limit)
+        engine = pulp.PULP_CBC_CMD(mip=not relaxed, msg=False, gapRel=0.0, threads=1, timeLimit=limit)
     return engine if engine.available() else None
 
 
@@ -229,21 +239,22 @@ class _Program:
             ]
             self.problem += self.pulp.lpSum(terms) <= len(choice) - 1
 
-    def answer(self, solver: str, scale_s: float) -> MasterAnswer:
+    def answer(self, solver: str, scale_s: float, *, relaxed: bool) -> MasterAnswer:
         """Read the solver's outcome."""
         if solver == "highs":
             engine = self.problem.solverModel
             info = engine.getInfo()
             has_solution = int(info.primal_solution_status) == HIGHS_FEASIBLE_POINT
             verdict = highs_verdict(engine.getModelStatus().name, has_solution=has_solution)
-            bound: float | None = float(info.mip_dual_bound)
-            bound = bound if bound is not None and abs(bound) < 1e29 else None
+            bound: float | None = float(info.objective_function_value if relaxed else info.mip_dual_bound)
+            if (relaxed and verdict.status is not SolveStatus.OPTIMAL) or not math.isfinite(bound or 0.0):
+                bound = None  # an unfinished relaxation bounds nothing
         else:
             pulp = self.pulp
             verdict = pulp_verdict(pulp.LpStatus[self.problem.status], pulp.LpSolution[self.problem.sol_status])
             # CBC's own bound does not come back through PuLP: the optimum is one, a time-out gives none.
-            bound = self.pulp.value(self.problem.objective) if verdict.status.value == "optimal" else None
-        chosen = self._chosen() if verdict.status.has_solution else None
+            bound = self.pulp.value(self.problem.objective) if verdict.status is SolveStatus.OPTIMAL else None
+        chosen = self._chosen() if verdict.status.has_solution and not relaxed else None
         return MasterAnswer(verdict, None if bound is None else bound * scale_s, chosen)
 
     def _chosen(self) -> Mapping[RlTask, Choice]:

@@ -19,13 +19,15 @@ from plans.search.ilp.closing import FIRST_STEPS, Closer
 from plans.search.ilp.master import Choice, MasterInput, solve_master
 from plans.search.ilp.tighten import tighten
 from plans.search.problem import Problem
-from plans.search.solver_status import SolveStatus
+from plans.search.solver_status import SolveStatus, relative_gap
 from plans.workflow import RlTask
 
 #: Intervals of generation wider than this share of the iteration are split before plans are enumerated.
 INTERVAL_SHARE = 1e-3
 #: Columns near the one picked that are tightened together with it.
 TIGHTEN_TOGETHER = 24
+#: Gap asked of the solver, as a share of the gap that is open: its bound is valid whenever it stops.
+GAP_SHARE = 0.05
 #: Growth of the limit of steps when a choice is tried again.
 LIMIT_GROWTH = 8
 
@@ -138,7 +140,14 @@ class Proof:
             scale_s=scale_s,
         )
         begin = self.meter.elapsed_s
-        answer = solve_master(data, solver=self.solver, time_limit_s=self._seconds_left())
+        relaxed, branch.is_relaxed = branch.is_relaxed, False
+        answer = solve_master(
+            data,
+            solver=self.solver,
+            time_limit_s=self._seconds_left(),
+            relaxed=relaxed,
+            gap=max(1e-7, GAP_SHARE * relative_gap(self.best.score_s, branch.program_s)),
+        )
         self.counts.programs += 1
         self.counts.program_s += self.meter.elapsed_s - begin
         if answer.verdict.status is SolveStatus.INFEASIBLE:
