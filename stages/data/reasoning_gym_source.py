@@ -61,10 +61,20 @@ def _cached_dataset(task: str, seed: int, size: int, config_json: str) -> Any:  
     except ImportError as error:
         raise DataError(f"data.source reasoning-gym:{task} needs the package reasoning-gym: {error}") from error
     try:
-        return reasoning_gym.create_dataset(task, seed=seed, size=size, **json.loads(config_json))
+        config = json.loads(config_json)
+        if task == "composite":
+            config = _composite_config(config)
+        return reasoning_gym.create_dataset(task, seed=seed, size=size, **config)
     except (ValueError, TypeError, AssertionError) as error:
         # The package checks its configuration by assertions.
         raise DataError(
             f"data.source reasoning-gym:{task} with config {config_json} is refused by the package: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _composite_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a weighted mixture with the value type that the package wants for its `datasets`."""
+    from reasoning_gym.composite import DatasetSpec
+
+    return {**config, "datasets": [DatasetSpec(**part) for part in config.get("datasets", [])]}

@@ -252,6 +252,20 @@ def test_reasoning_gym_rows_depend_on_task_config_and_seed_only() -> None:
 
 
 @pytest.mark.engines
+def test_reasoning_gym_mixes_tasks_by_weight() -> None:
+    pytest.importorskip("reasoning_gym")
+    parts = [
+        {"name": "chain_sum", "weight": 3, "config": {"max_terms": 2}},
+        {"name": "gsm_symbolic", "weight": 1, "config": {}},
+    ]
+    mixed = load_dataset(
+        spec("reasoning-gym:composite", size=40, config={"datasets": parts}, duplicates="drop", held_out_fraction=0.0)
+    )
+    is_sum = [row.prompt.startswith(("State", "Calculate", "What")) or "=" in row.prompt for row in mixed.train.rows]
+    assert 0 < sum(is_sum) < len(is_sum)
+
+
+@pytest.mark.engines
 def test_reasoning_gym_refuses_unknown_tasks_and_configurations() -> None:
     pytest.importorskip("reasoning_gym")
     with pytest.raises(DataError, match=r"reasoning-gym:nonsense .* is refused by the package"):
