@@ -38,8 +38,10 @@ class Round:
 
 
 EMPTY = SplitCost(training_s=0.0, rollout_s=math.inf, objective_s=math.inf)
-#: Steps of the grid that is scanned where the bisection finds nothing that runs.
-SCAN_STEPS = 16
+#: Steps of the grid that is scanned besides the bisection.
+SCAN_STEPS = 12
+#: Splits from which the swap search starts.
+SWAP_STARTS = 3
 #: Band widths, in steps, that are tried until a split lies inside.
 BAND_WIDTHS = (0.5, 1.0, 2.0)
 
@@ -71,7 +73,7 @@ class Alternation:
         if not self._settings.keep_best:
             is_good = self._last is not None and math.isfinite(self._cost(self._last).objective_s)
             return self._last if is_good else None
-        if self._best is None:
+        if self._best is None or self._settings.swap_search:
             self._scan()
         if self._settings.swap_search:
             self._swap()
@@ -119,28 +121,33 @@ class Alternation:
         return self._table.in_band(0.0, 1.0, most)
 
     def _scan(self) -> None:
-        """Price splits over the whole range: the bisection's premises do not hold where memory is short."""
+        """Price splits over the whole range: with discrete plans the costs need not be monotone in the share."""
         for step in range(1, SCAN_STEPS):
             for split in self._in_band(step / SCAN_STEPS):
                 if not self._is_spent():
                     self._cost(split)
 
     def _swap(self) -> None:
-        for steps in self._table.step_sizes:
-            while self._step(steps):
-                pass
+        """Climb from the best few splits: a single start ends in the nearest local optimum."""
+        priced = [(cost.objective_s, index, split) for index, (split, cost) in enumerate(self._known.items())]
+        starts = sorted(entry for entry in priced if math.isfinite(entry[0]))[:SWAP_STARTS]
+        for start_s, _, start in starts:
+            here, split = start_s, start
+            for steps in self._table.step_sizes:
+                found = self._step(here, split, steps)
+                while found is not None:
+                    here, split = found
+                    found = self._step(here, split, steps)
 
-    def _step(self, steps: Sequence[int]) -> bool:
-        """Price neighbours of the best split until one gains; tell whether one did."""
-        if self._best is None:
-            return False
-        before, split = self._best
+    def _step(self, here_s: float, split: Split, steps: Sequence[int]) -> tuple[float, Split] | None:
+        """Return the first neighbour that gains, with its cost; None where none does."""
         for neighbour in self._table.neighbours(split, steps):
             if self._is_spent():
-                return False
-            if self._cost(neighbour).objective_s < before * (1.0 - 1e-9):
-                return True
-        return False
+                return None
+            cost_s = self._cost(neighbour).objective_s
+            if cost_s < here_s * (1.0 - 1e-9):
+                return cost_s, neighbour
+        return None
 
     def _cost(self, split: Split) -> SplitCost:
         cost = self._known.get(split)

@@ -104,9 +104,19 @@ class Configuration:
 class ConfigurationBook:
     """All configurations of a problem, by the GPUs that machines of each class can still give."""
 
-    def __init__(self, evaluator: PlanEvaluator, classes: Sequence[MachineClass], *, tail_aware: bool) -> None:
-        """Prepare; configurations are priced when first asked for."""
+    def __init__(
+        self, evaluator: PlanEvaluator, classes: Sequence[MachineClass], *, tail_aware: bool, pipelined: bool
+    ) -> None:
+        """Prepare; configurations are priced when first asked for.
+
+        Args:
+            evaluator: prices replicas.
+            classes: the machines.
+            tail_aware: repair 6.
+            pipelined: whether pipelines are offered where TP alone holds the model.
+        """
         self._evaluator, self._classes, self._tail_aware = evaluator, tuple(classes), tail_aware
+        self._pipelined = pipelined
         self._shape: LlmShape = shape_of(evaluator.job, RlTask.ACTOR_GENERATION)
         self._rates = TaskRates(evaluator, RlTask.ACTOR_GENERATION, 1)
         sizes = np.bincount(evaluator.view.machine_of, minlength=len(evaluator.view.machine_names))
@@ -123,8 +133,10 @@ class ConfigurationBook:
             machines: machines with GPUs left, by class.
             least_gpus: GPUs of a replica at least.
         """
-        shapes = [shape for shape in self._single(largest) if shape.num_gpus >= least_gpus]
-        single = [c for shape in shapes if (c := self.configuration(shape)) is not None]
+        found = [c for shape in self._single(largest) if (c := self.configuration(shape)) is not None]
+        single = [c for c in found if c.shape.num_gpus >= least_gpus]
+        if not self._pipelined and any(_is_flat(c.shape) for c in found):
+            return [c for c in single if _is_flat(c.shape)]
         rate: dict[tuple[int, int], float] = {}
         for configuration in single:
             ((where, size),) = configuration.shape.sizes
@@ -212,6 +224,10 @@ def nested_uses(shape: ReplicaShape, levels: Mapping[int, Sequence[int]]) -> dic
             if size >= level:
                 uses[where, level] = uses.get((where, level), 0) + size
     return uses
+
+
+def _is_flat(shape: ReplicaShape) -> bool:
+    return shape.blocks[0][1] == 1 and len(shape.blocks) == 1
 
 
 def _alone(rate: Mapping[tuple[int, int], float], shape: ReplicaShape) -> float | None:

@@ -71,6 +71,22 @@ def fractional_makespan_s(
     return rollouts * tokens_per_rollout / total if total > 0 else math.inf
 
 
+def pooled_makespan_s(
+    options: Sequence[Option], counts: Sequence[int], rollouts: int, tokens_per_rollout: float
+) -> float:
+    """Return Theta with whole rollouts per configuration: least Theta with sum floor(Theta y h / len) >= B.
+
+    The printed variables are per configuration, so its replicas together finish whole rollouts; a rollout that two
+    replicas share does not exist, so `whole_makespan_s`, with floors per replica, is what plans use.
+    """
+    rates = [count * option.tokens_per_s / tokens_per_rollout for count, option in zip(counts, options, strict=True)]
+    finishes = [lambda t, rate=rate: min(rollouts, math.floor(t * rate + 1e-9)) for rate in rates]
+    slowest = min((rate for rate in rates if rate > 0), default=0.0)
+    if slowest == 0.0:
+        return math.inf
+    return whole_makespan_s(finishes, [1] * len(rates), rollouts, 2.0 * rollouts / slowest)
+
+
 def whole_makespan_s(
     capacity_at: Sequence[Callable[[float], int]], counts: Sequence[int], rollouts: int, upper_s: float
 ) -> float:
@@ -139,8 +155,7 @@ def _solve(options: Sequence[Option], capacity: Mapping[Hashable, int], rates: S
         ) from error
     program = pulp.LpProblem("replicas", pulp.LpMaximize)
     count = [
-        pulp.LpVariable(f"y{i}", lowBound=0, upBound=_most(option, capacity), cat=pulp.LpInteger)
-        for i, option in enumerate(options)
+        program.add_variable(f"y{i}", 0, _most(option, capacity), pulp.LpInteger) for i, option in enumerate(options)
     ]
     program += pulp.lpSum(rate * variable for rate, variable in zip(rates, count, strict=True))
     for resource, limit in capacity.items():

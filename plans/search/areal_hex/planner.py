@@ -65,7 +65,7 @@ class SplitPricer:
         self._problem, self._run, self._settings = problem, run, settings
         self._classes: tuple[MachineClass, ...] = machine_classes(problem.view)
         self._training = TrainingPlanner(problem, dp_across_types=settings.dp_across_types)
-        self._rollout = RolloutPlanner(problem.evaluator, self._classes, settings)
+        self.rollout = RolloutPlanner(problem.evaluator, self._classes, settings)
         self._line = WeightLine.of(shape_of(problem.job, RlTask.ACTOR_TRAINING), problem.job.weight_bytes_per_parameter)
         self._incumbent: Incumbent[BothSides] = Incumbent(run)
         self._sides: dict[Split, BothSides] = {}
@@ -86,7 +86,7 @@ class SplitPricer:
         free: dict[int, list[int]] = {}
         for gpu in split.rollout_gpus(view):
             free.setdefault(int(view.machine_of[gpu]), []).append(gpu)
-        rollout = self._rollout.plan(free) if free else None
+        rollout = self.rollout.plan(free) if free else None
         if training is None or rollout is None:
             return SplitCost(
                 training_s=math.inf if training is None else training.seconds,
@@ -97,6 +97,10 @@ class SplitPricer:
         if self._settings.fanout_aware:
             sides = self._with_idle_machines(self._with_larger_replicas(sides, free), free)
         return self._offered(split, sides)
+
+    def sides(self, split: Split) -> BothSides | None:
+        """Return the plans of a split that was priced; None where it cannot run."""
+        return self._sides.get(split)
 
     def outcome(self, chosen: Split | None) -> Outcome:
         """Return the outcome: the plan of the chosen split; of the best one where the best are kept."""
@@ -133,7 +137,7 @@ class SplitPricer:
     def _with_larger_replicas(self, sides: BothSides, free: dict[int, list[int]]) -> BothSides:
         """Use fewer, larger replicas while the update gains more than generation loses."""
         for least_gpus in REPLICA_GPUS:
-            rollout = self._rollout.plan(free, least_gpus)
+            rollout = self.rollout.plan(free, least_gpus)
             if rollout is None:
                 break
             tried = BothSides(sides.training, rollout, self._update_s(sides.training, rollout))
@@ -149,7 +153,7 @@ class SplitPricer:
             improved = False
             for drop in self._drops(left):
                 fewer = {machine: gpus for machine, gpus in left.items() if machine not in drop}
-                rollout = self._rollout.plan(fewer, least_gpus) if fewer else None
+                rollout = self.rollout.plan(fewer, least_gpus) if fewer else None
                 if rollout is None:
                     continue
                 tried = BothSides(sides.training, rollout, self._update_s(sides.training, rollout))

@@ -52,7 +52,9 @@ class RolloutPlanner:
     def __init__(self, evaluator: PlanEvaluator, classes: Sequence[MachineClass], settings: ArealHexSettings) -> None:
         """Prepare the configurations."""
         self._evaluator, self._classes, self._settings = evaluator, tuple(classes), settings
-        self._book = ConfigurationBook(evaluator, classes, tail_aware=settings.tail_aware)
+        self._book = ConfigurationBook(
+            evaluator, classes, tail_aware=settings.tail_aware, pipelined=settings.pipelined_rollouts
+        )
         self._total = evaluator.job.num_samples
         decode = evaluator.terms[RlTask.ACTOR_GENERATION].decode
         self._tokens = decode.lengths.response if decode is not None else 1.0

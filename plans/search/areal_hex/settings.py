@@ -46,6 +46,9 @@ class ArealHexSettings:
     dp_across_types: bool = False
     """Extension, off by default: data-parallel replicas of training may lie on different GPU types, each with samples
     by its speed. The paper's pruning rule forbids it."""
+    pipelined_rollouts: bool = True
+    """Whether rollout replicas may have pipeline stages where TP alone holds the model. HetRL's model charges a decode
+    step the slowest stage, not the sum of the stages, so it rates such replicas higher than an engine does."""
     patience: int = 20
     """K: rounds without improvement after which the alternation ends."""
     splits_per_round: int = 2

@@ -92,7 +92,11 @@ class TrainingPlanner:
         return None
 
     def _choices(self, task: RlTask, gpus: tuple[int, ...]) -> list[Placed]:
-        twin = next(t for t in self._tasks if t.kind is task.kind and self._shape(t) == self._shape(task))
+        twin = next(
+            t
+            for t in self._tasks
+            if (t.kind, t.has_scalar_head, self._shape(t)) == (task.kind, task.has_scalar_head, self._shape(task))
+        )
         makes = self._training_grids if task.kind is TaskKind.TRAINING else self._inference_grids
         found: dict[object, Placed] = {}
         for grid in makes(twin, gpus):
