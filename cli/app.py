@@ -22,6 +22,7 @@ GROUPS: Final[tuple[tuple[str, str | None], ...]] = (
     ("cli.run", None),
     ("cli.resume", None),
     ("cli.runs", None),
+    ("cli.planner", None),
     ("cli.simulate", None),
     ("cli.rollouts", "rollouts"),
 )
