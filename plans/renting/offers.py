@@ -1,0 +1,148 @@
+"""The price list `motley.offers/1`: machines that can be rented, by type and region, and the links between regions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from plans.errors import Fault, FaultKind
+from plans.spec.cluster import NAME_PATTERN, Cluster, Links, Machine
+from plans.spec.cluster_rules import cluster_faults
+from plans.spec.gpu_catalog import GPU_CATALOG, GpuType
+from plans.spec.load import build, parse_document
+from plans.spec.model import SpecModel
+
+
+class MachineOffer(SpecModel):
+    """Machines of one kind in one region."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    """Unique name; rented machines are called `<name>-<index>`."""
+    region: str = Field(pattern=NAME_PATTERN)
+    """Region that holds them."""
+    gpu: str
+    """GPU type, a name of the catalogue or of `gpu_types`."""
+    gpus_per_machine: int = Field(ge=1, le=4096)
+    """GPUs of one machine; machines are rented whole."""
+    machines: int = Field(ge=1, le=512)
+    """Machines that are available."""
+    usd_per_hour: float | None = Field(default=None, ge=0)
+    """Price of one GPU for one hour; an offer without one is refused."""
+    intra_gb_s: float | None = Field(default=None, gt=0)
+    """Bandwidth between two GPUs of a machine, 1e9 bytes/s; required for more than one GPU."""
+
+    @property
+    def machine_usd_per_hour(self) -> float:
+        """Price of one machine for one hour; 0 where no price is stated (such offers are refused)."""
+        return (self.usd_per_hour or 0.0) * self.gpus_per_machine
+
+
+class OfferList(SpecModel):
+    """What can be rented."""
+
+    format: Literal["motley.offers/1"] = "motley.offers/1"
+    """Kind and version of the document."""
+    name: str
+    """Name for people."""
+    gpu_types: dict[str, GpuType] = Field(default_factory=dict)
+    """Types added to, or overriding, the built-in catalogue."""
+    offers: tuple[MachineOffer, ...] = Field(min_length=1)
+    """The offers."""
+    links: Links = Links()
+    """Links inside and between regions, as in a cluster."""
+
+    def usd_per_hour(self, counts: Sequence[int]) -> float:
+        """Return the price of so many machines of each offer."""
+        return sum(count * offer.machine_usd_per_hour for count, offer in zip(counts, self.offers, strict=True))
+
+    def cluster(self, counts: Sequence[int]) -> Cluster:
+        """Return the cluster of so many machines of each offer, at least one in all; unused links are left out.
+
+        The GPU types carry the list's price where all rented offers of a type agree on it.
+        """
+        rented = [(offer, index) for offer, count in zip(self.offers, counts, strict=True) for index in range(count)]
+        machines = tuple(
+            Machine(
+                name=f"{offer.name}-{index}",
+                region=offer.region,
+                gpu=offer.gpu,
+                count=offer.gpus_per_machine,
+                intra_gb_s=offer.intra_gb_s,
+            )
+            for offer, index in rented
+        )
+        regions, names = {m.region for m in machines}, {m.name for m in machines}
+        links = self.links.model_copy(
+            update={
+                "regions": tuple(link for link in self.links.regions if link.pair <= regions),
+                "machines": tuple(link for link in self.links.machines if link.pair <= names),
+            }
+        )
+        return Cluster(
+            name=self.name, gpu_types=self._types([offer for offer, _ in rented]), machines=machines, links=links
+        )
+
+    def describe(self, counts: Sequence[int]) -> str:
+        """Return the machines in words, such as `2 x virginia-a100 (8 x A100-40)`."""
+        parts = [
+            f"{count} x {offer.name} ({offer.gpus_per_machine} x {offer.gpu})"
+            for count, offer in zip(counts, self.offers, strict=True)
+            if count
+        ]
+        return " + ".join(parts)
+
+    def _types(self, rented: Sequence[MachineOffer]) -> dict[str, GpuType]:
+        prices: dict[str, set[float]] = {}
+        for offer in rented:
+            prices.setdefault(offer.gpu, set()).add(offer.usd_per_hour or 0.0)
+        known: Mapping[str, GpuType] = {**GPU_CATALOG, **self.gpu_types}
+        return {
+            gpu: known[gpu].model_copy(update={"usd_per_hour": max(found)} if len(found) == 1 else {})
+            for gpu, found in prices.items()
+        }
+
+
+def load_offers(text: str, source_name: str) -> OfferList:
+    """Return the price list of a YAML or JSON text; raises SpecError with every fault."""
+    return build(OfferList, parse_document(text, source_name), source_name, offer_faults)
+
+
+def offer_faults(offers: OfferList) -> list[Fault]:
+    """Return every rule that a price list breaks: prices, names, types, links."""
+    faults: list[Fault] = []
+    unpriced = [offer.name for offer in offers.offers if offer.usd_per_hour is None]
+    if unpriced:
+        faults.append(
+            Fault(
+                field="offers",
+                found=f"without usd_per_hour for {', '.join(unpriced)}",
+                rule="every offer states the price of one GPU for one hour",
+                remedy="add usd_per_hour to each of them",
+                kind=FaultKind.MISSING,
+            )
+        )
+    known = {**GPU_CATALOG, **offers.gpu_types}
+    for index, offer in enumerate(offers.offers):
+        if offer.gpu not in known:
+            faults.append(
+                Fault(
+                    field=f"offers[{index}].gpu",
+                    found=repr(offer.gpu),
+                    rule=f"a GPU type is one of {', '.join(sorted(known))}",
+                    remedy="use one of these or describe the type in gpu_types",
+                    kind=FaultKind.UNKNOWN_NAME,
+                )
+            )
+        if offer.gpus_per_machine > 1 and offer.intra_gb_s is None:
+            faults.append(
+                Fault(
+                    field=f"offers[{index}].intra_gb_s",
+                    found="missing",
+                    rule="a machine with more than one GPU needs intra_gb_s",
+                    remedy="add it",
+                    kind=FaultKind.MISSING,
+                )
+            )
+    return faults or cluster_faults(offers.cluster([offer.machines for offer in offers.offers]))
