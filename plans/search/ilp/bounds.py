@@ -6,7 +6,9 @@ all stages, B * L <= T * sum 1 / c_ij. A stage of `tp` GPUs is as slow as its sl
 mean over its GPUs of 1 / c_m, c_m being the cost of a stage of GPUs like that one with the fastest link that leaves
 its machine (or stays in it). Hence T >= B * L / sum over GPUs of (1 / tp) / c_m: the fluid bound. Head FLOPs of the
 last stage act as extra layers, at least min over machines of head / c_m of them. Added to it: gradient rings that
-must leave a machine do, at the fastest link that leaves any; every pipeline fills at least once.
+must leave a machine do, at the fastest link that leaves any. A pipeline's fill is u times the stages but the first,
+and the first takes at most M, the slowest one's seconds per sample: a replica of s samples takes at least
+(s - u) M + u * L * min c, hence T >= u * L * min c + (B - u * dp) / sum over replicas of 1 / M.
 
 A second bound minds that layers are whole. A replica with k_m stages on machine m takes at least t(k) seconds per
 sample: the least t at which sum_m k_m * floor((t - p) / c_m) reaches L, with p the least transfer to a next stage and
@@ -84,8 +86,7 @@ class TaskBounds:
         self.usable_bytes = usable[first]
         self.capacity_bytes = (view.memory_bytes - view.reserve_bytes)[first]
         self.cap = job.generation.max_num_seqs
-        self._charges_twice = self.links.latency_per_step
-        self._mix_times: dict[tuple[int, bytes, bytes, float], FloatArray] = {}
+        self._mix_times: dict[tuple[int, bytes, bytes, bytes], FloatArray] = {}
         self._tables: dict[tuple[int, bool, tuple[float, ...]], _DecodeTable] = {}
         self.overhead_s = (
             self.terms.decode.layer_overhead_s[first] if self.terms.decode is not None else np.zeros(len(first))
@@ -118,10 +119,20 @@ class TaskBounds:
         fluid = self.samples * layers * degrees.tp / float((used[on] / cost[on]).sum())
         best = float(cost[on].min())
         head = self.terms.passes * self.terms.head_flop / (self.flop_per_s * degrees.tp)
-        seconds = max(fluid, self._least_s(degrees, best), self._whole_s(degrees, used, cost, head))
-        if self.terms.has_bubble:
-            seconds += self.terms.updates * self.mbs * (degrees.pp - 1) * best
+        flow = max(fluid, self._whole_s(degrees, used, cost, head))
+        seconds = self._with_bubble_s(degrees, flow, best)
         return (seconds + self._gradient_s(degrees, used)) * (1.0 - SLACK)
+
+    def _with_bubble_s(self, degrees: Degrees, flow_s: float, best: float) -> float:
+        """Return the bound with pipeline fill, from B over a bound of the sum of the replicas' speeds."""
+        least = self._least_s(degrees, best)
+        if not self.terms.has_bubble or degrees.pp == 1:
+            return max(flow_s, least)
+        # A micro-batch may be cut short by the last samples, unless it is padded.
+        fill = self.terms.updates * (self.mbs if self.terms.pads_micro_batches else 1)
+        kept = max(0.0, 1.0 - fill * degrees.dp / self.samples)
+        filled = flow_s * kept + fill * self.terms.num_layers * best
+        return max(filled, max(flow_s, least) + fill * (degrees.pp - 1) * best)
 
     def _least_s(self, degrees: Degrees, best: float) -> float:
         """Return the bound by the replica with most samples and its stage with most layers."""
@@ -134,9 +145,11 @@ class TaskBounds:
             return 0.0
         mixes = _mixes(degrees.pp, len(machines))
         here = cost[machines]
-        pair = self.edges(self.terms.pp_bytes(self.mbs), 2) - (self.links.latency_s if self._charges_twice else 0.0)
-        transfer = self.terms.pp_count / self.mbs * float(self.nearest(pair, used)[machines].min())
-        key = (degrees.pp, here.tobytes(), head[machines].tobytes(), transfer)
+        pair = self.links.edge_matrix(range(len(cost)), self.terms.pp_bytes(self.mbs))
+        transfer = self.terms.pp_count / self.mbs * self.nearest(pair, used)[machines]
+        if degrees.tp > 1:  # a stage over several machines may send from its best connected one
+            transfer = np.full(len(machines), float(transfer.min()))
+        key = (degrees.pp, here.tobytes(), head[machines].tobytes(), transfer.tobytes())
         least = self._mix_times.get(key)
         if least is None:
             least = self._mix_times[key] = _mix_s(mixes, here, head[machines], transfer, self.terms.num_layers)
@@ -229,7 +242,9 @@ class TaskBounds:
         flat = self._layer_cost(degrees, used)
         if decode.tp_count and tp > 1:
             num_bytes = decode.token_bytes * (2.0 * (tp - 1) / tp)
-            ring = self.nearest(self.edges(num_bytes, tp) - self.edges(0.0, tp), used)
+            # Its latency, charged per step, shrinks with the batch: only the bytes are counted.
+            allowed = np.isfinite(self.links.latency_s)
+            ring = self.nearest(np.where(allowed, num_bytes * self.links.s_per_byte, np.inf), used)
             flat = flat + response * decode.tp_count * ring
         overhead = response * self.overhead_s
         weights = response * decode.layer_bytes / tp / self.hbm_bytes_per_s + overhead
@@ -279,14 +294,14 @@ def _mixes(stages: int, machines: int) -> NDArray[np.int64]:
 
 
 def _mix_s(
-    mixes: NDArray[np.int64], cost: FloatArray, head: FloatArray, transfer: float, num_layers: int
+    mixes: NDArray[np.int64], cost: FloatArray, head: FloatArray, transfer: FloatArray, num_layers: int
 ) -> FloatArray:
     """Return a lower bound on the seconds per sample of a pipeline of each mix [K], with whole layers.
 
     Bisection; the lower end is returned, at which the layers do not fit.
     """
     low = np.zeros(len(mixes))
-    high = np.full(len(mixes), float(cost.max()) * num_layers + transfer + float(head.max()))
+    high = np.full(len(mixes), float(cost.max()) * num_layers + float(transfer.max()) + float(head.max()))
     for _ in range(48):
         middle = 0.5 * (low + high)
         plain = np.floor(np.maximum(0.0, middle[:, None] - transfer) / cost + 1e-9)

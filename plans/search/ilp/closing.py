@@ -51,6 +51,8 @@ class Closer:
     """Best plan; improved in place."""
     tolerance: float
     """Relative improvement that is not looked for."""
+    part_steps: int = PART_STEPS
+    """Steps for a part of a choice."""
     _pause: dict[str, int] = field(default_factory=dict)
 
     def refute(
@@ -58,8 +60,9 @@ class Closer:
     ) -> Mapping[RlTask, Column] | None:
         """Return the part of a choice that holds no plan better than the best; None where the limit was hit.
 
-        The fewer classes a refutation names, the more plans it rules out: training alone is tried first, then
-        generation alone, then both, then the choice as it is. A kind of part that failed is left out for a while.
+        The fewer classes a refutation names, the more plans it rules out: none (the whole grouping) is tried first,
+        then training alone, generation alone, both, and then the choice as it is. A kind of part that failed is left
+        out for a while.
 
         Args:
             grouping: the grouping.
@@ -69,10 +72,17 @@ class Closer:
         """
         training = {task: column for task, column in chosen.items() if task.kind is TaskKind.TRAINING}
         generation = {task: column for task, column in chosen.items() if task.kind is TaskKind.GENERATION}
-        for name, part in (("training", training), ("generation", generation), ("pair", training | generation)):
+        nothing: dict[RlTask, Column] = {}
+        parts = (
+            ("grouping", nothing),
+            ("training", training),
+            ("generation", generation),
+            ("pair", training | generation),
+        )
+        for name, part in parts:
             if self._pause.get(name, 0) > 0:
                 self._pause[name] -= 1
-            elif self._closes(grouping, part, least_s, PART_STEPS):
+            elif self._closes(grouping, part, least_s, self.part_steps):
                 return part
             else:
                 self._pause[name] = PAUSE

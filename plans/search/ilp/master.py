@@ -152,7 +152,7 @@ class _Program:
         self.problem = pulp.LpProblem("motley", pulp.LpMinimize)
         self.group_of = {task: g for g, tasks in enumerate(data.grouping) for task in tasks}
         self.x = {
-            task: [pulp.LpVariable(f"x_{task.value}_{i}", cat="Binary") for i in range(len(choices))]
+            task: [self.problem.add_variable(f"x_{task.value}_{i}", cat="Binary") for i in range(len(choices))]
             for task, choices in data.choices.items()
         }
         self.seconds = {task: self._sum(task, lambda choice: choice.seconds / data.scale_s) for task in data.choices}
@@ -169,7 +169,7 @@ class _Program:
     def _assignment(self) -> None:
         pulp, data = self.pulp, self.data
         groups, machines = range(len(data.grouping)), range(len(data.gpus))
-        self.size = [[pulp.LpVariable(f"n_{g}_{m}", 0, data.gpus[m]) for m in machines] for g in groups]
+        self.size = [[self.problem.add_variable(f"n_{g}_{m}", 0, data.gpus[m]) for m in machines] for g in groups]
         for task in data.choices:
             self.problem += pulp.lpSum(self.x[task]) == 1
             for m in machines:
@@ -202,8 +202,8 @@ class _Program:
                 self.problem += self.pulp.lpSum(variables) <= self.pulp.lpSum(same)
 
     def _objective(self) -> None:
-        pulp, data = self.pulp, self.data
-        z, w = pulp.LpVariable("z", 0), pulp.LpVariable("w", 0)
+        data = self.data
+        z, w = self.problem.add_variable("z", 0), self.problem.add_variable("w", 0)
         generation = self.seconds[RlTask.ACTOR_GENERATION]
         inference, training = self._phi(TaskKind.INFERENCE), self._phi(TaskKind.TRAINING)
         self.problem.setObjective(z)
@@ -218,7 +218,7 @@ class _Program:
 
     def _phi(self, kind: TaskKind) -> Expression:
         pulp, eta = self.pulp, self.data.eta
-        phase = pulp.LpVariable(f"phi_{kind.value}", 0)
+        phase = self.problem.add_variable(f"phi_{kind.value}", 0)
         tasks = [task for task in self.data.choices if task.kind is kind]
         if eta is None:
             for group in self.data.grouping:

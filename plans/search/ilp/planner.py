@@ -26,6 +26,7 @@ from plans.plan import Plan
 from plans.search.brute_force import Best
 from plans.search.budget import Budget, Meter
 from plans.search.genome import Genome
+from plans.search.ilp.closing import PART_STEPS
 from plans.search.ilp.proof import Proof
 from plans.search.problem import Problem
 from plans.search.protocol import Outcome, Planner
@@ -49,6 +50,8 @@ class IlpPlanner:
     """Relative gap at which a plan counts as optimal."""
     warm_method: str | None = "sha-ea"
     """Method that makes the first plan; None = none."""
+    part_steps: int = PART_STEPS
+    """Steps of an enumeration that is to refute more than one choice of classes; 0 = leave all to the program."""
 
     def search(self, problem: Problem, run: SearchRun) -> Outcome:
         """Return the proved plan, or the best one with the bound reached."""
@@ -62,7 +65,15 @@ class IlpPlanner:
                 incumbent.offer(best.score_s, self._plan(problem, proof, best.genome))
             incumbent.report()
 
-        proof = Proof(problem, run.meter, best, solver=self.solver, tolerance=self.tolerance, on_step=keep)
+        proof = Proof(
+            problem,
+            run.meter,
+            best,
+            solver=self.solver,
+            tolerance=self.tolerance,
+            part_steps=self.part_steps,
+            on_step=keep,
+        )
         bound_s = proof.run()
         keep()
         return self._outcome(problem, run, incumbent, bound_s)

@@ -15,7 +15,7 @@ from plans.search.ilp.book import BoundBook
 from plans.search.ilp.branch import Branch, Stuck
 from plans.search.ilp.choices import ChoiceMaker, first_edges, split_interval
 from plans.search.ilp.classes import Column, make_columns
-from plans.search.ilp.closing import FIRST_STEPS, Closer
+from plans.search.ilp.closing import FIRST_STEPS, PART_STEPS, Closer
 from plans.search.ilp.master import Choice, MasterInput, solve_master
 from plans.search.ilp.tighten import tighten
 from plans.search.problem import Problem
@@ -57,6 +57,7 @@ class Proof:
         *,
         solver: str,
         tolerance: float,
+        part_steps: int = PART_STEPS,
         on_step: Callable[[], None],
     ) -> None:
         """Build the classes of every task.
@@ -67,6 +68,7 @@ class Proof:
             best: best plan known; improved in place.
             solver: `highs` or `cbc`.
             tolerance: relative gap at which the best plan counts as proved.
+            part_steps: steps of an enumeration that is to refute more than one choice.
             on_step: called after each step.
         """
         self.problem, self.meter, self.best, self.solver, self.tolerance = problem, meter, best, solver, tolerance
@@ -74,7 +76,7 @@ class Proof:
         self.counts = ProofCounts()
         self.book = BoundBook(problem)
         self.search = JointSearch(problem, generation_bound=self.book.generation_s)
-        self.closer = Closer(self.search, meter, best, tolerance)
+        self.closer = Closer(self.search, meter, best, tolerance, part_steps)
         self.columns = {task: make_columns(self.search, self.book, task) for task in problem.workflow.tasks}
         for column in self.columns[RlTask.ACTOR_GENERATION]:
             column.edges = first_edges(column, self.book)
@@ -192,6 +194,9 @@ class Proof:
         if part is not None:
             self.counts.refuted += 1
             branch.refuted.append(part)
+            if not part:
+                branch.program_s = math.inf
+                branch.stuck.clear()
             return
         self.counts.stuck += 1
         branch.stuck.append(Stuck(chosen, bound_s, limit))
