@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from plans.plan import Plan
 from plans.spec.cluster import Machine
 from stages.contract import StageRequest
+from stages.engines.file_lock import exclusive
 from stages.errors import ContractError
 from stages.plan_history import NumberedPlan, committed_plans, plan_of_iteration
 from stages.runs import ResolvedRun, load_run
@@ -74,6 +75,15 @@ class StageContext:
     def state_dir(self) -> Path:
         """Local directory of this machine's deployment."""
         return Path(self.request.state_dir)
+
+    def machine_to_itself(self) -> AbstractContextManager[None]:
+        """Wait until no other stage has this machine to itself, then have it.
+
+        The tasks `prepare` and `profile` of iteration 0 start together; a measurement beside the warm-up would
+        measure that.
+        """
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        return exclusive(self.state_dir / "machine.lock", self.deadline.ends_at, f"machine {self.request.machine}")
 
     @cached_property
     def machine(self) -> Machine:

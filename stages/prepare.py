@@ -41,10 +41,11 @@ def run_stage(context: StageContext) -> StageOutcome:
     if context.iteration > 0:
         policy_at_home(context, 0)
         return StageOutcome(reused=True, artefacts=(manifest_key(policy_folder(run, 0)),))
-    ensure_plan(context)
-    is_reused = head_version(home, run) is not None
-    policy = policy_at_home(context, 0) if is_reused else _first_policy(context)
-    evaluated = evaluate_version(context, 0)
+    with context.machine_to_itself():
+        ensure_plan(context)
+        is_reused = head_version(home, run) is not None
+        policy = policy_at_home(context, 0) if is_reused else _first_policy(context)
+        evaluated = evaluate_version(context, 0)
     keys = (manifest_key(policy_folder(run, 0)), manifest_key(checkpoint_folder(run, 0)))
     metrics: dict[str, JsonValue] = {
         "policy_version": 0,

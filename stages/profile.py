@@ -60,7 +60,7 @@ def measure(context: StageContext) -> dict[str, Any]:
     """Return the profile document of this machine."""
     machine = context.machine
     device = "cpu" if machine.gpu == CPU else "cuda"
-    with context.phase("measure_device"):
+    with context.machine_to_itself(), context.phase("measure_device"):
         numbers = _measure_device(device, machine.count if device == "cpu" else os.cpu_count() or 1)
     with context.phase("measure_storage"):
         link = measure_store(context.store, f"_probe/{escape_name(machine.name)}-{context.request.attempt}", context)

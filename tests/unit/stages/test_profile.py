@@ -6,6 +6,8 @@ import pytest
 
 from stages import profile
 from stages.device_probe import rate_per_s
+from stages.errors import DeadlineError
+from stages.timing import Deadline
 from storage.runs import read_profile
 from tests.helpers.stage_contexts import make_context, make_run
 
@@ -42,3 +44,11 @@ def test_rate_is_that_of_the_best_round() -> None:
 
     assert rate > 0
     assert len(calls) > 2
+
+
+def test_measurement_waits_until_the_machine_is_free(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    busy, context = (make_context(run, tmp_path, "profile", 0) for _ in range(2))
+    context.deadline = Deadline(clock=context.clock, ends_at=context.clock.monotonic() - 1)
+    with busy.machine_to_itself(), pytest.raises(DeadlineError, match="machine a0 is held by pid"):
+        profile.measure(context)
