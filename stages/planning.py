@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from plans.cost import CostModel, price
 from plans.errors import MemoryInfeasibleError, TooFewGpusError
 from plans.plan import PipelineStage, Plan, Replica, TaskGroup, TaskPlan, check_plan
 from plans.spec.cluster import Cluster, Machine
@@ -61,7 +62,8 @@ def choose_plan(cluster: Cluster, job: Job, *, profiles: Mapping[str, Mapping[st
     tasks = {task: _place(cluster, job, machine, task, parts.get(task, gpus[half:])) for task in workflow.tasks}
     plan = Plan(method=METHOD, cluster=cluster.fingerprint, job=job.fingerprint, groups=groups, tasks=tasks)
     check_plan(plan, cluster, job, source_name="the chosen plan")
-    return plan
+    predicted = price(cluster, job, plan, CostModel.calibrated()).to_document()
+    return plan.model_copy(update={"predicted": predicted})
 
 
 def _place(cluster: Cluster, job: Job, machine: Machine, task: RlTask, gpus: tuple[str, ...]) -> TaskPlan:
