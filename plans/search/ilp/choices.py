@@ -103,6 +103,30 @@ class ChoiceMaker:
         return model.sync_factor * seconds * (1.0 - 1e-9)
 
 
+def undominated(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the choices that no other one on the same GPUs beats in seconds, bytes and transfer together.
+
+    For relaxations without the rows that tie tasks' classes to each other: there, exchanging a choice for one that
+    beats it keeps the program feasible and its objective no worse.
+    """
+    by_counts: dict[tuple[int, ...], list[Choice]] = {}
+    for choice in sorted(choices, key=lambda choice: (choice.seconds + choice.transfer_s, choice.held_bytes)):
+        kept = by_counts.setdefault(choice.column.cls.counts, [])
+        if not any(_beats(other, choice) for other in kept):
+            kept.append(choice)
+    return [choice for kept in by_counts.values() for choice in kept]
+
+
+def _beats(other: Choice, choice: Choice) -> bool:
+    return (
+        other.seconds <= choice.seconds
+        and other.held_bytes <= choice.held_bytes
+        and other.held_bytes + other.working_bytes <= choice.held_bytes + choice.working_bytes
+        and other.working_bytes <= choice.working_bytes
+        and other.transfer_s <= choice.transfer_s
+    )
+
+
 def first_edges(column: Column, book: BoundBook) -> list[float]:
     """Return the first intervals of generation's concurrency: from one per replica, each half as wide again."""
     low = float(column.cls.degrees.size)

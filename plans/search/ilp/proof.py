@@ -13,7 +13,7 @@ from plans.search.budget import Meter
 from plans.search.groupings import task_groupings
 from plans.search.ilp.book import BoundBook
 from plans.search.ilp.branch import Branch, Stuck
-from plans.search.ilp.choices import ChoiceMaker, first_edges, split_interval
+from plans.search.ilp.choices import ChoiceMaker, first_edges, split_interval, undominated
 from plans.search.ilp.classes import Column, make_columns
 from plans.search.ilp.closing import FIRST_STEPS, PART_STEPS, Closer
 from plans.search.ilp.master import Choice, MasterInput, solve_master
@@ -128,6 +128,9 @@ class Proof:
         if not all(choices.values()):
             branch.program_s = math.inf
             return
+        relaxed, branch.is_relaxed = branch.is_relaxed, False
+        if relaxed:
+            choices = {task: undominated(offered) for task, offered in choices.items()}
         scale_s = cutoff_s if math.isfinite(cutoff_s) else max(branch.program_s, 1e-9)
         data = MasterInput(
             grouping=branch.grouping,
@@ -136,13 +139,12 @@ class Proof:
             choices=choices,
             gpus=self._sizes,
             capacity_bytes=self._capacity,
-            owners=WEIGHT_OWNERS,
+            owners={} if relaxed else WEIGHT_OWNERS,
             refuted=branch.refuted,
             cutoff_s=cutoff_s,
             scale_s=scale_s,
         )
         begin = self.meter.elapsed_s
-        relaxed, branch.is_relaxed = branch.is_relaxed, False
         answer = solve_master(
             data,
             solver=self.solver,
