@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -29,6 +30,7 @@ class ChoiceMaker:
         self._line = WeightLine.of(shape_of(job, RlTask.ACTOR_TRAINING), job.weight_bytes_per_parameter)
         self._sizes = [int((problem.view.machine_of == m).sum()) for m in range(len(problem.view.machine_names))]
         self._transfers: dict[object, float] = {}
+        self._made: dict[tuple[RlTask, bool, bool, bool], list[Choice]] = {}
 
     def bound_s(self, grouping: Grouping, seconds: Mapping[RlTask, float]) -> float:
         """Return the iteration of a grouping whose tasks take so long, the transfer left out."""
@@ -39,25 +41,42 @@ class ChoiceMaker:
         """Return the least bound of each task over its classes."""
         return {task: min(column.seconds for column in columns) for task, columns in self.columns.items()}
 
-    def choices(self, grouping: Grouping, cutoff_s: float) -> dict[RlTask, list[Choice]]:
+    def choices(self, grouping: Grouping, cutoff_s: float, *, relaxed: bool) -> dict[RlTask, list[Choice]]:
         """Return the columns of each task that can be part of a plan below the cut-off.
 
-        A column is left out when the grouping costs as much as the cut-off even with every other task at its least.
+        A column is left out when the grouping costs as much as the cut-off even with every other task at its least;
+        for relaxations dominated ones are, too.
         """
         group_of = {task: g for g, tasks in enumerate(grouping) for task in tasks}
         least, offered = self.least(), {}
-        for task, columns in self.columns.items():
+        for task in self.columns:
             owner = WEIGHT_OWNERS.get(task)
             shares = owner is not None and group_of[task] == group_of[owner]
             apart = group_of[task] != group_of[RlTask.ACTOR_TRAINING]
-            makers = self._generation if task.kind is TaskKind.GENERATION else self._plain
-            choices = [choice for column in columns for choice in makers(column, shares=shares, apart=apart)]
-            offered[task] = [
-                choice
-                for choice in choices
-                if self.bound_s(grouping, {**least, task: choice.seconds + choice.transfer_s}) < cutoff_s
-            ]
+            every = self._every(task, shares=shares, apart=apart, relaxed=relaxed)
+
+            def is_dear(choice: Choice, task: RlTask = task) -> bool:
+                return self.bound_s(grouping, {**least, task: choice.seconds + choice.transfer_s}) >= cutoff_s
+
+            # Dearer choices come later, and the iteration is monotone in each task.
+            offered[task] = every[: bisect_left(every, True, key=is_dear)]
         return offered
+
+    def forget(self) -> None:
+        """Make the choices anew: columns have changed."""
+        self._made.clear()
+
+    def _every(self, task: RlTask, *, shares: bool, apart: bool, relaxed: bool) -> list[Choice]:
+        """Return all choices of a task, cheapest first."""
+        key = (task, shares, apart and task.kind is TaskKind.GENERATION, relaxed)
+        made = self._made.get(key)
+        if made is None:
+            maker = self._generation if task.kind is TaskKind.GENERATION else self._plain
+            made = [choice for column in self.columns[task] for choice in maker(column, shares=shares, apart=apart)]
+            made = undominated(made) if relaxed else made
+            made.sort(key=lambda choice: choice.seconds + choice.transfer_s)
+            self._made[key] = made
+        return made
 
     def _plain(self, column: Column, *, shares: bool, apart: bool) -> list[Choice]:
         del apart  # only generation receives weights

@@ -13,7 +13,7 @@ from plans.search.budget import Meter
 from plans.search.groupings import task_groupings
 from plans.search.ilp.book import BoundBook
 from plans.search.ilp.branch import Branch, Stuck
-from plans.search.ilp.choices import ChoiceMaker, first_edges, split_interval, undominated
+from plans.search.ilp.choices import ChoiceMaker, first_edges, split_interval
 from plans.search.ilp.classes import Column, make_columns
 from plans.search.ilp.closing import FIRST_STEPS, PART_STEPS, Closer
 from plans.search.ilp.master import Choice, MasterInput, solve_master
@@ -124,13 +124,11 @@ class Proof:
     def _solve(self, branch: Branch) -> None:
         """Solve a grouping's program, then refine what it picked."""
         cutoff_s = self._proved_s()
-        choices = self.maker.choices(branch.grouping, cutoff_s)
+        relaxed, branch.is_relaxed = branch.is_relaxed, False
+        choices = self.maker.choices(branch.grouping, cutoff_s, relaxed=relaxed)
         if not all(choices.values()):
             branch.program_s = math.inf
             return
-        relaxed, branch.is_relaxed = branch.is_relaxed, False
-        if relaxed:
-            choices = {task: undominated(offered) for task, offered in choices.items()}
         scale_s = cutoff_s if math.isfinite(cutoff_s) else max(branch.program_s, 1e-9)
         data = MasterInput(
             grouping=branch.grouping,
@@ -175,7 +173,9 @@ class Proof:
         if curve.seconds(low) - curve.seconds(high) > INTERVAL_SHARE * branch.program_s and high > low + 1.0:
             split_interval(generation.column, generation.interval)
             changed.append(True)
-        if not any(changed):
+        if any(changed):
+            self.maker.forget()
+        else:
             columns = {task: choice.column for task, choice in chosen.items()}
             self._close(branch, columns, branch.program_s, FIRST_STEPS)
 
