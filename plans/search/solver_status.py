@@ -40,8 +40,6 @@ class Termination(StrEnum):
     """Its limit of time or evaluations was reached."""
     STOPPED = "stopped"
     """The caller asked it to stop."""
-    WORK_LIMIT = "enumeration limit"
-    """Classes of placements were too large to enumerate, so the gap could not be closed further."""
     ERROR = "solver error"
     """The solver failed."""
 
@@ -59,14 +57,22 @@ class Verdict:
 _HIGHS_LIMITS = frozenset({"kTimeLimit", "kIterationLimit", "kSolutionLimit", "kObjectiveBound", "kObjectiveTarget"})
 
 
+#: The second one comes from presolve; the objectives here are bounded, so it means the same.
+_HIGHS_INFEASIBLE = frozenset({"kInfeasible", "kUnboundedOrInfeasible"})
+
+
 def highs_verdict(model_status: str, *, has_solution: bool) -> Verdict:
-    """Return the meaning of a HiGHS model status (such as `kOptimal`) and whether it holds a feasible point.
+    """Return the meaning of a HiGHS model status (such as `kOptimal`) for a model with a bounded objective.
+
+    Args:
+        model_status: name of the status.
+        has_solution: whether HiGHS holds a feasible point.
 
     PuLP reports a time-out of HiGHS as optimal even without a solution, so its own status is not used.
     """
     if model_status == "kOptimal":
         return Verdict(SolveStatus.OPTIMAL, Termination.COMPLETE)
-    if model_status == "kInfeasible":
+    if model_status in _HIGHS_INFEASIBLE:
         return Verdict(SolveStatus.INFEASIBLE, Termination.COMPLETE)
     known = SolveStatus.FEASIBLE if has_solution else SolveStatus.NO_SOLUTION
     if model_status in _HIGHS_LIMITS:

@@ -26,11 +26,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plans.errors import SolverUnavailableError
+from plans.errors import SearchError, SolverUnavailableError
 from plans.search.groupings import Grouping
 from plans.search.ilp.banner import send_banner_to_stderr
 from plans.search.ilp.classes import Column
-from plans.search.solver_status import SolveStatus, Verdict, highs_verdict, pulp_verdict
+from plans.search.solver_status import SolveStatus, Termination, Verdict, highs_verdict, pulp_verdict
 from plans.spec.job import Mode
 from plans.workflow import RlTask, TaskKind
 
@@ -118,6 +118,7 @@ def solve_master(
 
     Raises:
         SolverUnavailableError: neither the named solver nor its fallback runs here.
+        SearchError: the solver failed.
     """
     import pulp  # heavy, and only this method needs it
 
@@ -126,7 +127,12 @@ def solve_master(
         engine = _engine(pulp, name, time_limit_s, relaxed=relaxed, gap=gap)
         if engine is not None:
             program.problem.solve(engine)
-            return program.answer(name, data.scale_s, relaxed=relaxed)
+            answer = program.answer(name, data.scale_s, relaxed=relaxed)
+            if answer.verdict.termination is Termination.ERROR:
+                raise SearchError(
+                    f"The solver {name} failed on the program of {len(data.grouping)} groups; try the other."
+                )
+            return answer
     raise SolverUnavailableError("Neither HiGHS (package highspy) nor CBC runs here; install highspy.")
 
 

@@ -46,7 +46,7 @@ def _solve(problem: Problem, part_steps: int) -> float:
     return problem.evaluator.evaluate(compact_of(outcome.plan, problem.cluster)).score_s
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(machine_lists(3), MODES, MODELS, st.sampled_from([0.25, 0.4]), st.sampled_from([60, 4000]))
 def test_ilp_equals_brute_force_on_grpo(
     machines: Machines, mode: str, model: CostModel, memory: float, part_steps: int
@@ -55,7 +55,7 @@ def test_ilp_equals_brute_force_on_grpo(
     assert _solve(problem, part_steps) == pytest.approx(bounded_brute_force(problem).score_s, rel=1e-6)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(machine_lists(2), MODES, MODELS, st.sampled_from([0.5, 0.8]), st.sampled_from([60, 4000]))
 def test_ilp_equals_brute_force_on_ppo(
     machines: Machines, mode: str, model: CostModel, memory: float, part_steps: int
@@ -71,7 +71,7 @@ def test_ilp_does_not_depend_on_the_order_of_machines(machines: Machines, mode: 
     assert _solve(tiny_problem(machines, mode=mode), 4000) == pytest.approx(_solve(plain, 4000), rel=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.lists(st.tuples(TYPES, st.sampled_from("ab"), st.integers(1, 4)), min_size=2, max_size=3),

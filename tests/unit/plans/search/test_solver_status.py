@@ -26,7 +26,7 @@ from plans.search.solver_status import (
         ("kTimeLimit", False, Verdict(SolveStatus.NO_SOLUTION, Termination.LIMIT)),
         ("kInterrupt", False, Verdict(SolveStatus.NO_SOLUTION, Termination.STOPPED)),
         ("kSolveError", False, Verdict(SolveStatus.NO_SOLUTION, Termination.ERROR)),
-        ("kUnboundedOrInfeasible", False, Verdict(SolveStatus.NO_SOLUTION, Termination.ERROR)),
+        ("kUnboundedOrInfeasible", False, Verdict(SolveStatus.INFEASIBLE, Termination.COMPLETE)),
     ],
 )
 def test_highs_verdict_keeps_status_and_termination_apart(name: str, has_solution: bool, expected: Verdict) -> None:
