@@ -10,6 +10,8 @@ import typer
 
 from cli.deployment import HomeOption, JsonOption, home_of
 from cli.deployment_api import AirflowApi
+from cli.deployment_checks import engines_python
+from cli.deployment_record import read_record
 from cli.deployment_start import bring_up
 from cli.documents import ClusterOption, JobOption, read_text
 from cli.errors import InputError
@@ -44,7 +46,7 @@ def run(
     resolved = resolve_run(
         read_text(job),
         read_text(cluster),
-        name or "unnamed",
+        name or job.stem,
         iterations,
         seed,
         str(place.store_dir),
@@ -59,9 +61,11 @@ def run(
             f"There is a run {entry.run!r} in {place.path} already; give another --name, or continue it with "
             f"`motley resume {entry.run}`."
         )
-    deployment = bring_up(place, port=port, environment=os.environ, report=output.progress)
     output.progress("checking model, data and rewards")
-    preflight(deployment.engines_python, job, cluster, output.progress)
+    record = read_record(place.deployment_file)
+    python = engines_python(os.environ, record.engines_python if record else None)
+    preflight(python, job, cluster, output.progress)
+    deployment = bring_up(place, port=port, environment=os.environ, report=output.progress)
     create_run(resolved)
     register(entry, place)
     output.progress(f"run {entry.run}: {entry.iterations} iterations, {deployment.url}/dags/{dag_id_of(entry.run)}")
