@@ -51,7 +51,7 @@ def test_entry_repeats_what_the_dag_needs(tmp_path: Path) -> None:
         machines=(MachineEntry(name="local", queue="local", region="local"),),
         iterations=4,
         max_staleness=0,
-        evaluate_every=10,
+        evaluate_every=4,
     )
 
 
