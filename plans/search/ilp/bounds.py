@@ -64,6 +64,8 @@ class DecodeCurve:
 
     def seconds(self, concurrency: float) -> float:
         """Return a lower bound for at most so many sequences, summed over GPUs."""
+        if math.isinf(self.least):
+            return math.inf
         fastest = (self.speed + self.multipliers * concurrency).min(axis=1)
         return max(self.least, float((self.work / fastest).max()) * (1.0 - SLACK))
 
@@ -115,6 +117,8 @@ class TaskBounds:
         used = np.asarray(counts, dtype=np.float64)
         cost = self._layer_cost(degrees, used)
         on = used > 0
+        if not np.isfinite(cost[on]).all():
+            return math.inf  # a GPU in use whose TP ring needs a forbidden link
         layers = self.terms.num_layers + self._head_layers(degrees.tp, cost, on)
         fluid = self.samples * layers * degrees.tp / float((used[on] / cost[on]).sum())
         best = float(cost[on].min())
@@ -147,6 +151,8 @@ class TaskBounds:
         here = cost[machines]
         pair = self.links.edge_matrix(range(len(cost)), self.terms.pp_bytes(self.mbs))
         transfer = self.terms.pp_count / self.mbs * self.nearest(pair, used)[machines]
+        if not np.isfinite(transfer).all():
+            return 0.0  # stages on such a machine come last; the other bounds do
         if degrees.tp > 1:  # a stage over several machines may send from its best connected one
             transfer = np.full(len(machines), float(transfer.min()))
         key = (degrees.pp, here.tobytes(), head[machines].tobytes(), transfer.tobytes())
@@ -199,6 +205,8 @@ class TaskBounds:
         multipliers, best = table.multipliers, table.best[:, on]
         speed = np.einsum("m,vmk->vk", used[on] / degrees.tp, best)
         work = self.samples * (self.terms.num_layers + table.extra_layers(on))
+        if not table.fastest[on].all():
+            return DecodeCurve(work, speed, multipliers, math.inf)  # as above
         fastest = float(table.fastest[on].max())
         least = max(
             self._least_s(degrees, 1.0 / fastest),

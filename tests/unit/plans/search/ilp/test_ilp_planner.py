@@ -15,7 +15,9 @@ from plans.search.planner import make_plan
 from plans.search.problem import Problem
 from plans.search.protocol import Outcome
 from plans.search.run import SearchRun
-from tests.helpers.exact_cases import bounded_brute_force, counted_run, tiny_problem
+from plans.spec.load import cluster_from_document
+from tests.helpers.exact_cases import SHAPE, bounded_brute_force, counted_run, tiny_problem
+from tests.helpers.planner_cases import paper_cluster, paper_job
 
 COLD = IlpPlanner(warm_method=None)
 
@@ -97,3 +99,18 @@ def test_ilp_with_an_override_of_eta_proves_the_optimum_of_that_model() -> None:
     assert outcome.optimal
     assert _seconds(problem, outcome) == pytest.approx(bounded_brute_force(problem).score_s, rel=1e-6)
     assert math.isfinite(_seconds(problem, outcome))
+
+
+@pytest.mark.parametrize("model", [CostModel.paper(), CostModel.calibrated()], ids=["paper", "calibrated"])
+def test_ilp_with_a_forbidden_link_proves_the_optimum(model: CostModel) -> None:
+    plain = paper_cluster([("A100-40", "a", 1), ("L40S", "b", 1), ("L4", "c", 1)], memory_scale=0.3)
+    document = plain.model_dump(mode="json", exclude_none=True)
+    document["links"]["regions"] = [
+        {"between": link["between"], "forbidden": True} if link["between"] == ["a", "c"] else link
+        for link in document["links"]["regions"]
+    ]
+    job = paper_job(SHAPE, algorithm="grpo", prompts=64)
+    problem = Problem(cluster_from_document(document, "case"), job, model)
+    outcome = COLD.search(problem, counted_run())
+    assert outcome.optimal
+    assert _seconds(problem, outcome) == pytest.approx(bounded_brute_force(problem).score_s, rel=1e-6)
