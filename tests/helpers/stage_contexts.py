@@ -16,7 +16,7 @@ from stages.timing import Clock, Deadline, PhaseTimer
 from storage.checkpoints import save_checkpoint
 from storage.policies import Policy, publish_policy
 
-JOB = (Path(__file__).parents[2] / "examples" / "quickstart" / "job.yaml").read_text()
+JOB = (Path(__file__).parent / "addition" / "job.yaml").read_text()
 CLUSTER = """
 format: motley.cluster/1
 name: two-regions

@@ -16,11 +16,11 @@ from stages.runs import create_run, resolve_run
 from tests.helpers.airflow_server import AirflowServer
 
 REPOSITORY = Path(__file__).parents[3]
-QUICKSTART = REPOSITORY / "examples" / "quickstart"
+ADDITION = REPOSITORY / "tests" / "helpers" / "addition"
 
 
 def quickstart_entry(root: Path) -> RunEntry:
-    job, cluster = (QUICKSTART / "job.yaml").read_text(), (QUICKSTART / "cluster.yaml").read_text()
+    job, cluster = (ADDITION / "job.yaml").read_text(), (ADDITION / "cluster.yaml").read_text()
     resolved = resolve_run(job, cluster, "demo", 4, 1, str(root))
     create_run(resolved)
     return entry_of(resolved)
@@ -51,7 +51,7 @@ def test_entry_repeats_what_the_dag_needs(tmp_path: Path) -> None:
         machines=(MachineEntry(name="local", queue="local", region="local"),),
         iterations=4,
         max_staleness=0,
-        evaluate_every=4,
+        evaluate_every=10,
     )
 
 

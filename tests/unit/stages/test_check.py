@@ -8,7 +8,7 @@ import pytest
 from stages.__main__ import main
 from stages.check import check_files
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "quickstart"
+EXAMPLE = Path(__file__).parents[3] / "tests" / "helpers" / "addition"
 
 
 def test_missing_files_are_named_together(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from storage.errors import RunNotEmptyError
 from storage.runs import load_run as load_record
 from storage.store import open_store
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "quickstart"
+EXAMPLE = Path(__file__).parents[3] / "tests" / "helpers" / "addition"
 JOB, CLUSTER = (EXAMPLE / "job.yaml").read_text(), (EXAMPLE / "cluster.yaml").read_text()
 
 

@@ -13,7 +13,7 @@ from stages.spec.job import TrainingJob, load_training_job
 from stages.training_columns import training_columns
 from stages.training_rows import mini_batches, prepare_rows
 
-TEXT = (Path(__file__).parents[3] / "examples" / "quickstart" / "job.yaml").read_text()
+TEXT = (Path(__file__).parents[3] / "tests" / "helpers" / "addition" / "job.yaml").read_text()
 
 
 def job(*changes: tuple[str, str]) -> TrainingJob:

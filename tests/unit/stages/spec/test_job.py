@@ -8,11 +8,11 @@ import pytest
 from stages.errors import SpecFaultsError
 from stages.spec.job import TrainingJob, load_training_job, training_job_from_document
 
-QUICKSTART = (Path(__file__).parents[4] / "examples" / "quickstart" / "job.yaml").read_text()
+ADDITION = (Path(__file__).parents[4] / "tests" / "helpers" / "addition" / "job.yaml").read_text()
 
 
-def quickstart(*changes: tuple[str, str]) -> str:
-    text = QUICKSTART
+def addition(*changes: tuple[str, str]) -> str:
+    text = ADDITION
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
@@ -25,8 +25,8 @@ def faults_of(text: str) -> list[str]:
     return caught.value.faults
 
 
-def test_quickstart_job_loads_with_the_recipe() -> None:
-    job = load_training_job(QUICKSTART, "job.yaml")
+def test_addition_job_loads_with_the_recipe() -> None:
+    job = load_training_job(ADDITION, "job.yaml")
 
     assert job.planner.models.actor.llm.parameters == 789_632
     assert (job.optimizer.learning_rate, job.optimizer.warm_up_steps) == (3e-4, 10)
@@ -36,7 +36,7 @@ def test_quickstart_job_loads_with_the_recipe() -> None:
 
 
 def test_job_document_reads_back_as_an_equal_job() -> None:
-    job = load_training_job(QUICKSTART, "job.yaml")
+    job = load_training_job(ADDITION, "job.yaml")
 
     again = training_job_from_document(json.loads(json.dumps(job.to_document())), "run.json")
 
@@ -45,13 +45,13 @@ def test_job_document_reads_back_as_an_equal_job() -> None:
 
 
 def test_null_that_differs_from_the_default_survives_the_document() -> None:
-    job = load_training_job(quickstart(("warm_up: {target_score: 0.25}", "warm_up: null")), "job.yaml")
+    job = load_training_job(addition(("warm_up: {target_score: 0.25}", "warm_up: null")), "job.yaml")
 
     assert training_job_from_document(json.loads(json.dumps(job.to_document())), "run.json") == job
 
 
 def test_faults_of_both_parts_and_across_sections_are_reported_together() -> None:
-    text = quickstart(
+    text = addition(
         ("prompts: 64, responses_per_prompt: 8", "prompts: 63, responses_per_prompt: 1"),
         ("sampling: {temperature: 1.0}", "sampling: {temperature: 1.0, top_p: 0.9}"),
         ("num_mini_batches: 1", "num_mini_batches: 2"),
@@ -67,7 +67,7 @@ def test_faults_of_both_parts_and_across_sections_are_reported_together() -> Non
 
 
 def test_rules_across_sections_are_checked_although_an_optional_section_is_faulty() -> None:
-    text = quickstart(
+    text = addition(
         ("prompts: 64, responses_per_prompt: 8", "prompts: 63, responses_per_prompt: 1"),
         ("sampling: {temperature: 1.0}", "sampling: {temperature: 1.0, top_p: 0.9}"),
         ("num_mini_batches: 1", "num_mini_batches: 2"),
@@ -104,7 +104,7 @@ def test_rules_across_sections_are_checked_although_an_optional_section_is_fault
     ],
 )
 def test_rule_across_sections_is_named(old: str, new: str, expected: str | None) -> None:
-    text = quickstart((old, new))
+    text = addition((old, new))
 
     if expected is None:  # another reference shape is harmless while nothing needs the reference
         assert isinstance(load_training_job(text, "job.yaml"), TrainingJob)
@@ -113,7 +113,7 @@ def test_rule_across_sections_is_named(old: str, new: str, expected: str | None)
 
 
 def test_kl_weight_needs_the_actor_as_reference() -> None:
-    text = quickstart(("    shape: *shape", "    shape: qwen3-0.6b"), ("  num_epochs: 1", "  kl: {weight: 0.1}"))
+    text = addition(("    shape: *shape", "    shape: qwen3-0.6b"), ("  num_epochs: 1", "  kl: {weight: 0.1}"))
 
     assert faults_of(text) == [
         "models.reference has another shape than models.actor although grpo.kl.weight is 0.1: the reference policy is "
@@ -122,7 +122,7 @@ def test_kl_weight_needs_the_actor_as_reference() -> None:
 
 
 def test_optimizer_steps_are_told_to_the_planner() -> None:
-    job = load_training_job(quickstart(("num_mini_batches: 1", "num_mini_batches: 4")), "job.yaml")
+    job = load_training_job(addition(("num_mini_batches: 1", "num_mini_batches: 4")), "job.yaml")
 
     assert job.planner.training.updates_per_iteration == 4
 
@@ -133,13 +133,13 @@ def test_optimizer_steps_are_told_to_the_planner() -> None:
         ("iterations: 40", "iterations: 80"),
         ("every: 10, prompts: 1000", "every: 2, prompts: 100"),
         ("samples_per_shard: 256", "samples_per_shard: 8"),
-        ("name: quickstart", "name: other"),
+        ("name: addition", "name: other"),
     ],
 )
 def test_fingerprint_ignores_what_may_change_when_a_run_goes_on(old: str, new: str) -> None:
-    changed = load_training_job(quickstart((old, new)), "job.yaml")
+    changed = load_training_job(addition((old, new)), "job.yaml")
 
-    assert changed.fingerprint == load_training_job(QUICKSTART, "job.yaml").fingerprint
+    assert changed.fingerprint == load_training_job(ADDITION, "job.yaml").fingerprint
 
 
 @pytest.mark.parametrize(
@@ -153,16 +153,16 @@ def test_fingerprint_ignores_what_may_change_when_a_run_goes_on(old: str, new: s
     ],
 )
 def test_fingerprint_covers_what_is_sampled_and_learned(old: str, new: str) -> None:
-    changed = load_training_job(quickstart((old, new)), "job.yaml")
+    changed = load_training_job(addition((old, new)), "job.yaml")
 
-    assert changed.fingerprint != load_training_job(QUICKSTART, "job.yaml").fingerprint
+    assert changed.fingerprint != load_training_job(ADDITION, "job.yaml").fingerprint
 
 
 def test_fingerprint_covers_the_number_of_iterations_when_the_learning_rate_depends_on_it() -> None:
     linear = ("learning_rate: 3.0e-4", "schedule: linear, learning_rate: 3.0e-4")
 
-    first = load_training_job(quickstart(linear), "job.yaml")
-    longer = load_training_job(quickstart(linear, ("iterations: 40", "iterations: 80")), "job.yaml")
+    first = load_training_job(addition(linear), "job.yaml")
+    longer = load_training_job(addition(linear, ("iterations: 40", "iterations: 80")), "job.yaml")
 
     assert first.fingerprint != longer.fingerprint
 
