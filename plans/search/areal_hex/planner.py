@@ -24,6 +24,8 @@ from plans.search.protocol import Outcome
 from plans.search.run import Incumbent, SearchRun
 from plans.workflow import RlTask, shape_of
 
+#: Share of the iteration that the weight update must take before a split is bent to it.
+WORTH_SAVING = 0.002
 #: Least GPUs per replica that are tried against a slow weight update.
 REPLICA_GPUS = (2, 4, 8, 16)
 
@@ -94,7 +96,7 @@ class SplitPricer:
                 objective_s=math.inf,
             )
         sides = BothSides(training, rollout, self._update_s(training, rollout))
-        if self._settings.fanout_aware:
+        if self._settings.fanout_aware and self._may_gain(sides):
             sides = self._with_idle_machines(self._with_larger_replicas(sides, free), free)
         return self._offered(split, sides)
 
@@ -133,6 +135,11 @@ class SplitPricer:
         slots = [list(zip(actor.layers, stages, strict=True)) for stages in actor.stages]
         evaluator = self._problem.evaluator
         return transfer_s(self._line, evaluator.view, evaluator.links, self._problem.model, slots, rollout.slots)
+
+    def _may_gain(self, sides: BothSides) -> bool:
+        """Tell whether less weight update could make this split the best: neither side gets faster by it."""
+        floor_s = max(sides.training.seconds, sides.rollout.seconds)
+        return floor_s < self._incumbent.best_s and sides.update_s > WORTH_SAVING * sides.iteration_s
 
     def _with_larger_replicas(self, sides: BothSides, free: dict[int, list[int]]) -> BothSides:
         """Use fewer, larger replicas while the update gains more than generation loses."""
