@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,10 @@ ROWS = {"weight_sync": "sync"}
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with deployment(tmp_path_factory.mktemp("uninterrupted")) as found:
         assert outcome(found.motley(*START, "--json"))["state"] == "finished"
-        yield snapshot(found.store, "tiny", ITERATIONS)
+        return snapshot(found.store, "tiny", ITERATIONS)
 
 
 def wait_for_moment(found: Deployment, rng: np.random.Generator, iteration: int) -> str:
