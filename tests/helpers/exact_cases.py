@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from plans.cost.model import CostModel
-from plans.search.brute_force import Best, brute_force
+from plans.search.brute_force import Best, JointSearch, brute_force
 from plans.search.budget import Budget, Meter
 from plans.search.ilp.book import BoundBook
+from plans.search.ilp.classes import make_columns
 from plans.search.problem import Problem
 from plans.search.run import SearchRun
 from tests.helpers.planner_cases import paper_cluster, paper_job
@@ -27,8 +29,10 @@ def tiny_problem(machines: Machines, *, algorithm: str = "grpo", mode: str = "sy
 
 def bounded_brute_force(problem: Problem) -> Best:
     """Return the optimum by enumeration that drops partial plans by the proved bounds."""
-    book = BoundBook(problem)
-    return brute_force(problem, generation_bound=book.generation_s)
+    book, search = BoundBook(problem), JointSearch(problem)
+    seconds = {task: [c.seconds for c in make_columns(search, book, task)] for task in problem.workflow.tasks}
+    least = {task: min(bounds, default=math.inf) for task, bounds in seconds.items()}
+    return brute_force(problem, lower_s=least, generation_bound=book.generation_s)
 
 
 def counted_run(evaluations: int = 200_000, seed: int = 0) -> SearchRun:

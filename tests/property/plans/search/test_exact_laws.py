@@ -46,7 +46,7 @@ def _solve(problem: Problem, part_steps: int) -> float:
     return problem.evaluator.evaluate(compact_of(outcome.plan, problem.cluster)).score_s
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(machine_lists(3), MODES, MODELS, st.sampled_from([0.25, 0.4]), st.sampled_from([60, 4000]))
 def test_ilp_equals_brute_force_on_grpo(
     machines: Machines, mode: str, model: CostModel, memory: float, part_steps: int
@@ -64,7 +64,7 @@ def test_ilp_equals_brute_force_on_ppo(
     assert _solve(problem, part_steps) == pytest.approx(bounded_brute_force(problem).score_s, rel=1e-6)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.permutations([("A100-40", "a", 1), ("L40S", "a", 1), ("L4", "b", 1)]), MODES)
 def test_ilp_does_not_depend_on_the_order_of_machines(machines: Machines, mode: str) -> None:
     plain = tiny_problem([("A100-40", "a", 1), ("L40S", "a", 1), ("L4", "b", 1)], mode=mode)
