@@ -46,6 +46,7 @@ def _solve(problem: Problem, part_steps: int) -> float:
     return problem.evaluator.evaluate(compact_of(outcome.plan, problem.cluster)).score_s
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(machine_lists(3), MODES, MODELS, st.sampled_from([0.25, 0.4]), st.sampled_from([60, 4000]))
 def test_ilp_equals_brute_force_on_grpo(
