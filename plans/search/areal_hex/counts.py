@@ -148,7 +148,7 @@ def _solve(options: Sequence[Option], capacity: Mapping[Hashable, int], rates: S
     try:
         import pulp
 
-        from plans.search.areal_hex.quiet_highs import quiet_highs
+        from plans.search.quiet_highs import quiet_highs
     except ImportError as error:
         raise SolverUnavailableError(
             "Method areal-hex needs PuLP and HiGHS, which are not installed; install motley[planner]."

@@ -28,8 +28,8 @@ from typing import Any
 
 from plans.errors import SearchError, SolverUnavailableError
 from plans.search.groupings import Grouping
-from plans.search.ilp.banner import send_banner_to_stderr
 from plans.search.ilp.classes import Column
+from plans.search.quiet_highs import quiet_highs
 from plans.search.solver_status import SolveStatus, Termination, Verdict, highs_verdict, pulp_verdict
 from plans.spec.job import Mode
 from plans.workflow import RlTask, TaskKind
@@ -139,8 +139,10 @@ def solve_master(
 def _engine(pulp: PulpModule, name: str, time_limit_s: float | None, *, relaxed: bool, gap: float) -> Expression:
     limit = None if time_limit_s is None else max(0.05, time_limit_s)
     if name == "highs":
-        send_banner_to_stderr()
-        engine = pulp.HiGHS(mip=not relaxed, msg=False, gapRel=gap, gapAbs=1e-9, threads=1, timeLimit=limit)
+        try:
+            engine = quiet_highs(is_relaxed=relaxed, gap_fraction=gap, time_limit_s=limit)
+        except ImportError:
+            return None
     else:
         engine = pulp.PULP_CBC_CMD(mip=not relaxed, msg=False, gapRel=0.0, threads=1, timeLimit=limit)
     return engine if engine.available() else None

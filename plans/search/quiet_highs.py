@@ -12,10 +12,30 @@ if TYPE_CHECKING:
     import pulp
 
 
-def quiet_highs() -> pulp.LpSolver:
-    """Return a PuLP solver object that proves optimality (no gap) and prints nothing; raises ImportError."""
+def quiet_highs(
+    *, is_relaxed: bool = False, gap_fraction: float = 0.0, time_limit_s: float | None = None
+) -> pulp.LpSolver:
+    """Return a PuLP solver object on one thread that prints nothing.
+
+    Args:
+        is_relaxed: Ignore that variables are integers.
+        gap_fraction: Relative gap at which a solution counts as optimal.
+        time_limit_s: Seconds; None = no limit.
+
+    Raises:
+        ImportError: PuLP or highspy is not installed.
+    """
     import pulp
     from highspy.highs import _Highs  # type: ignore[attr-defined]  # the base class, not exported by name
+
+    options: dict[str, bool | float | int] = {
+        "output_flag": False,
+        "mip_rel_gap": gap_fraction,
+        "mip_abs_gap": 1e-9,
+        "threads": 1,
+    }
+    if time_limit_s is not None:
+        options["time_limit"] = time_limit_s
 
     class QuietHighs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no type hints
         """HiGHS through its base class."""
@@ -23,8 +43,7 @@ def quiet_highs() -> pulp.LpSolver:
         def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:  # noqa: N802  PuLP's name
             """Make the solver silent before it can speak."""
             lp.solverModel = _Highs()
-            lp.solverModel.setOptionValue("output_flag", False)
-            lp.solverModel.setOptionValue("mip_rel_gap", 0.0)
-            lp.solverModel.setOptionValue("threads", 1)
+            for name, value in options.items():
+                lp.solverModel.setOptionValue(name, value)
 
-    return QuietHighs(msg=False)
+    return QuietHighs(mip=not is_relaxed, msg=False)
