@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from stages.errors import EngineError
+from stages.rl.matrix_products import use_products_in
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ATTENTION = "motley_grouped_sdpa"
@@ -114,6 +115,7 @@ class CausalModel:
                 self.config, dtype=self.dtype, attn_implementation=_attention_of(self.config, self.device)
             )
         module.tie_weights()
+        use_products_in(module)
         self.module = module.to(self.device).eval().requires_grad_(requires_grad=False)
 
     def prefill(self, tokens: PaddedTokens) -> tuple[Tensor, CapturingCache]:

@@ -134,7 +134,7 @@ class TransformersEngine:
         return [line[len(line) - len(row.completion_token_ids) :] for line, row in zip(logprobs, rows, strict=True)]
 
     def _choose_tile(self) -> TileShape:
-        tile = TileShape.for_model(self._model.config.hidden_size, self._model.vocabulary)
+        tile = TileShape.for_model(self._model.config.hidden_size, self._model.vocabulary, self._device)
         unknown = sorted(set(self._launch.options) - {"tile_rows"})
         rows = self._launch.options.get("tile_rows", tile.decode_rows)
         if unknown or not isinstance(rows, int) or rows < 1:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages.rl.matrix_products import product
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
@@ -86,14 +88,17 @@ class _ChunkedLogprobs(torch.autograd.Function):  # type: ignore[misc] # torch i
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs) if options.with_entropy else logprobs.new_empty(0)
+        ctx.last_chunk = None
         for part in _chunks(hidden.shape[0], options):
-            logits, _ = _tempered_logits(hidden[part], weight, bias, temperatures[part], options)
+            logits, cap_slope = _tempered_logits(hidden[part], weight, bias, temperatures[part], options)
             # Shifted by the largest, so that nothing overflows and the differences below are of small numbers.
             logits -= logits.amax(dim=-1, keepdim=True)
             log_total = logits.logsumexp(dim=-1)
             logprobs[part] = logits.gather(-1, targets[part].unsqueeze(-1)).squeeze(-1) - log_total
             if options.with_entropy:
                 entropy[part] = log_total - torch.linalg.vecdot(torch.softmax(logits, dim=-1), logits)
+            if part.stop >= hidden.shape[0] and any(ctx.needs_input_grad):
+                ctx.last_chunk = (logits, cap_slope)
         ctx.save_for_backward(hidden, weight, bias, targets, temperatures, entropy)
         ctx.options = options
         return logprobs, entropy
@@ -105,10 +110,13 @@ class _ChunkedLogprobs(torch.autograd.Function):  # type: ignore[misc] # torch i
         has_entropy_gradient = options.with_entropy and bool(grad_entropy.any())
         # fp32, so that many chunks of a bf16 head add up without loss.
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
-        for part in _chunks(hidden.shape[0], options):
-            logits, cap_slope = _tempered_logits(hidden[part], weight, bias, temperatures[part], options)
+        for part in reversed(_chunks(hidden.shape[0], options)):
+            if ctx.last_chunk is not None:
+                (logits, cap_slope), ctx.last_chunk = ctx.last_chunk, None
+            else:
+                logits, cap_slope = _tempered_logits(hidden[part], weight, bias, temperatures[part], options)
             grad = _logit_gradient(
                 logits,
                 targets[part],
@@ -121,9 +129,10 @@ class _ChunkedLogprobs(torch.autograd.Function):  # type: ignore[misc] # torch i
             if grad_bias is not None:
                 grad_bias += grad.sum(dim=0)
             grad = grad.to(hidden.dtype)
-            grad_hidden[part] = grad @ weight
-            if grad_weight is not None:
-                _add_outer(grad_weight, grad, hidden[part])
+            grad_hidden[part] = product(grad, weight)
+            if ctx.needs_input_grad[1]:
+                share = product(grad.t(), hidden[part]).float()
+                grad_weight = share if grad_weight is None else grad_weight.add_(share)
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -142,7 +151,9 @@ def _tempered_logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor, options: _Options
 ) -> tuple[Tensor, Tensor | None]:
     """Logits [C, V] after cap and temperature, fp32, of their own; and the slope of the cap, if there is one."""
-    logits = torch.nn.functional.linear(hidden, weight, bias).float()
+    logits = product(hidden, weight.t()).float()
+    if bias is not None:
+        logits += bias
     slope: Tensor | None = None
     if options.logit_softcap is not None:
         capped = torch.tanh(logits / options.logit_softcap)
@@ -169,11 +180,3 @@ def _logit_gradient(
         grad = -probabilities * (grad_logprobs.unsqueeze(-1) + grad_entropy * (log_softmax + entropy))
     grad.scatter_add_(-1, targets.unsqueeze(-1), grad_logprobs.unsqueeze(-1))
     return grad
-
-
-def _add_outer(grad_weight: Tensor, grad: Tensor, hidden: Tensor) -> None:
-    """Add grad^T hidden to the fp32 gradient of the head weight, in place where the dtypes allow it."""
-    if grad.dtype == torch.float32:
-        grad_weight.addmm_(grad.T, hidden)
-    else:
-        grad_weight += grad.T @ hidden

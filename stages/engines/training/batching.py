@@ -1,12 +1,12 @@
 """Which rows go to which rank and into which micro-batch. Pure: indices and lengths in, indices out.
 
 The order of rows inside an optimizer step changes the result only by rounding, since losses are divided by counts over
-the whole step; so rows are sorted by length, which keeps padding small.
+the whole step; so rows are sorted by length, which keeps padding small, and rows of a prompt stay together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 
 def split_over_ranks(row_indices: Sequence[int], lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
@@ -29,24 +29,33 @@ def split_over_ranks(row_indices: Sequence[int], lengths: Sequence[int], num_ran
     return shares
 
 
-def pack_micro_batches(row_indices: Sequence[int], lengths: Sequence[int], max_padded_tokens: int) -> list[list[int]]:
-    """Cut rows, sorted by length, into micro-batches of at most `max_padded_tokens` padded tokens.
+def pack_micro_batches(
+    row_indices: Sequence[int], lengths: Sequence[int], max_padded_tokens: int, prompts: Sequence[Hashable]
+) -> list[list[int]]:
+    """Cut rows into micro-batches of at most `max_padded_tokens` padded tokens, rows of one prompt side by side.
 
     Args:
         row_indices: Rows of one rank in one optimizer step.
         lengths: Tokens of every row, by row index.
         max_padded_tokens: Rows times longest row, at most; a single row may exceed it.
+        prompts: Prompt of every row, by row index; rows of equal prompts share its computation.
 
     Returns:
-        Row indices of each micro-batch, longest rows first; so the first micro-batch shows whether memory suffices.
+        Row indices of each micro-batch, prompts with the longest rows first; so the first micro-batch shows whether
+        memory suffices.
     """
-    micro_batches: list[list[int]] = []
+    by_prompt: dict[Hashable, list[int]] = {}
     for row in _longest_first(row_indices, lengths):
-        # The first row of a micro-batch is its longest.
-        if micro_batches and (len(micro_batches[-1]) + 1) * lengths[micro_batches[-1][0]] <= max_padded_tokens:
+        by_prompt.setdefault(prompts[row], []).append(row)
+    micro_batches: list[list[int]] = []
+    width = 0
+    for row in (row for rows in by_prompt.values() for row in rows):
+        width = max(width, lengths[row])
+        if micro_batches and (len(micro_batches[-1]) + 1) * width <= max_padded_tokens:
             micro_batches[-1].append(row)
         else:
             micro_batches.append([row])
+            width = lengths[row]
     return micro_batches
 
 

@@ -68,16 +68,17 @@ class StepResult:
 
 
 def make_micro_batches(
-    request: TrainingRequest, mini_batch: Sequence[int], start: StartLogprobs, ranks: Ranks, pad_token_id: int
+    request: TrainingRequest, mini_batch: Sequence[int], start: StartLogprobs, ranks: Ranks
 ) -> list[MicroBatch]:
     """Micro-batches of this rank; at least one, possibly of rows that don't count, so that all ranks synchronise."""
     lengths = [row_length(row) for row in request.rows]
     mine = split_over_ranks(mini_batch, lengths, ranks.place.num_ranks)[ranks.place.rank]
     if not mine:
         shortest = min(mini_batch, key=lambda row: (lengths[row], row))
-        return [_idle_micro_batch(request, shortest, ranks.device, pad_token_id)]
-    packs = pack_micro_batches(mine, lengths, request.micro_batch_tokens)
-    return [_micro_batch(request, pack, start, ranks.device, pad_token_id) for pack in packs]
+        return [_idle_micro_batch(request, shortest, ranks.device)]
+    prompts = [tuple(row.prompt_token_ids) for row in request.rows]
+    packs = pack_micro_batches(mine, lengths, request.micro_batch_tokens, prompts)
+    return [_micro_batch(request, pack, start, ranks.device) for pack in packs]
 
 
 def count_normaliser(micro_batches: Sequence[MicroBatch], ranks: Ranks, max_response_tokens: float) -> Normaliser:
@@ -124,9 +125,7 @@ def _micro_step(
     sums: StepSums,
 ) -> Tensor:
     tensors = micro.tensors
-    flat_logprobs, flat_entropy = module(
-        tensors.input_ids, tensors.hidden_index, tensors.targets, tensors.temperatures, True
-    )
+    flat_logprobs, flat_entropy = module(*tensors.inputs(), True)
     logprobs = tensors.to_rows(flat_logprobs)
     if micro.row_indices and micro.start_logprobs is None:
         start.put(micro.row_indices, flat_logprobs.detach())
@@ -159,7 +158,7 @@ def _describe(
     mask = micro.tensors.mask
     sums.num_rows += len(micro.row_indices)
     sums.num_micro_batches += 1
-    sums.padded_tokens += micro.tensors.input_ids.numel()
+    sums.padded_tokens += micro.tensors.row_places.numel()
     sums.real_tokens += micro.real_tokens
     sums.importance = sums.importance + correction.stats
     sums.add_gap(start_logprobs, micro.sampler_logprobs, mask)
@@ -170,10 +169,10 @@ def _describe(
 
 
 def _micro_batch(
-    request: TrainingRequest, pack: Sequence[int], start: StartLogprobs, device: torch.device, pad_token_id: int
+    request: TrainingRequest, pack: Sequence[int], start: StartLogprobs, device: torch.device
 ) -> MicroBatch:
     rows = [request.rows[index] for index in pack]
-    tensors = make_row_tensors(rows, pad_token_id, device)
+    tensors = make_row_tensors(rows, device)
     width = tensors.mask.shape[1]
     sampler = pad_values([row.sampler_logprobs for row in rows], width, device)
     known = start.take(pack, tensors) if start.knows(pack) else None
@@ -195,8 +194,8 @@ def _reference(rows: Sequence[TrainingRow], width: int, device: torch.device) ->
     return pad_values(values, width, device) if len(values) == len(rows) else None
 
 
-def _idle_micro_batch(request: TrainingRequest, row: int, device: torch.device, pad_token_id: int) -> MicroBatch:
-    tensors = make_row_tensors([request.rows[row]], pad_token_id, device)
+def _idle_micro_batch(request: TrainingRequest, row: int, device: torch.device) -> MicroBatch:
+    tensors = make_row_tensors([request.rows[row]], device)
     nothing = torch.zeros_like(tensors.mask)
     values = torch.zeros(tensors.mask.shape, dtype=torch.float32, device=device)
     correction = importance_correction(values, values, nothing, request.correction)

@@ -1,9 +1,10 @@
 """A causal language model as the trainer sees it: token ids in, log-probs and entropy of given tokens out.
 
-The head is applied to the hidden states of completion tokens only, chunk by chunk, so the logits of a batch never exist
-at once. Dropout is off everywhere: the importance ratio compares two passes of one function.
+Models with plain attention run on distinct tokens only (see `row_attention`), others on padded rows. The head is
+applied to the hidden states of completion tokens only, chunk by chunk, so the logits of a batch never exist at once.
+Dropout is off everywhere: the importance ratio compares two passes of one function.
 
-Legend of shapes: B rows, L padded length, N completion tokens of all rows, H hidden size.
+Legend of shapes: U distinct tokens, B rows, L padded length, N completion tokens of all rows, H hidden size.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from stages.engines.training import row_attention
 from stages.errors import EngineError
 from stages.rl.chunked_logprobs import chunked_logprobs
+from stages.rl.matrix_products import use_products_in
 
 HEAD_TOLERANCE = 1e-3
 """Largest allowed gap in nats between our head and the model's own, in fp32 (rounding is about 1e-5)."""
@@ -30,24 +33,45 @@ class PolicyModule(nn.Module):  # type: ignore[misc]  # torch is untyped here
         super().__init__()
         self.model = model
         self.chunk_tokens = chunk_tokens
+        self.shares_prompts = model.config._attn_implementation == row_attention.NAME
         self.logit_softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
 
     def forward(
-        self, input_ids: Tensor, hidden_index: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        row_places: Tensor,
+        token_owners: Tensor,
+        hidden_index: Tensor,
+        targets: Tensor,
+        temperatures: Tensor,
+        with_entropy: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs and entropy of `targets`, both fp32 [N]; entropy is None unless asked for.
 
         Args:
-            input_ids: [B, L], padded on the right.
+            token_ids: [U].
+            positions: [U], in the row.
+            row_places: [B, L], places in `token_ids`; anything behind a row's end.
+            token_owners: [U], a position of each token in the flattened [B * L].
             hidden_index: [N], positions in the flattened [B * L].
             targets: [N].
             temperatures: [N].
             with_entropy: Whether to compute the entropy.
         """
-        hidden = self.model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
+        decoder = self.model.get_decoder()
+        if self.shares_prompts:
+            hidden = decoder(
+                input_ids=token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False,
+                row_places=row_places, token_owners=token_owners,
+            ).last_hidden_state[0]  # fmt: skip
+            hidden = hidden.index_select(0, row_places.flatten().index_select(0, hidden_index))
+        else:
+            hidden = decoder(input_ids=token_ids[row_places], use_cache=False).last_hidden_state
+            hidden = hidden.flatten(0, 1).index_select(0, hidden_index)
         head = self.model.get_output_embeddings()
         return chunked_logprobs(
-            hidden.flatten(0, 1).index_select(0, hidden_index),
+            hidden,
             head.weight,
             targets,
             temperature=temperatures,
@@ -75,10 +99,13 @@ def load_policy_module(
     """
     transformers_logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    attention = row_attention.NAME if row_attention.supports_row_attention(config) else "sdpa"
     model = AutoModelForCausalLM.from_pretrained(
-        model_dir, config=config, dtype=dtype, local_files_only=True, use_safetensors=True, attn_implementation="sdpa"
-    ).to(device)
+        model_dir, config=config, dtype=dtype, local_files_only=True, use_safetensors=True,
+        attn_implementation=attention,
+    ).to(device)  # fmt: skip
     _disable_dropout(model)
+    use_products_in(model)
     module = PolicyModule(model, chunk_tokens)
     _check_head(module, device)
     if is_recomputing:
@@ -101,9 +128,10 @@ def _check_head(module: PolicyModule, device: torch.device) -> None:
     """Compare with the model's own logits on a few tokens: some families scale or shift them after the head."""
     vocab = module.model.config.get_text_config().vocab_size
     ids = (torch.arange(8, device=device) * 7919 % vocab).unsqueeze(0)
-    index, targets = torch.arange(7, device=device), ids[0, 1:]
+    places, targets = torch.arange(8, device=device), ids[0, 1:]
     with torch.no_grad():
-        ours, _ = module(ids, index, targets, torch.ones(7, device=device), False)
+        temperatures = torch.ones(7, device=device)
+        ours, _ = module(ids[0], places, places.unsqueeze(0), places, places[:7], targets, temperatures, False)
         theirs = module.model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
     gap = float((ours - theirs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)).abs().max())
     # In bf16 both sides round the same products, so a real difference is far larger than the rounding there, too.

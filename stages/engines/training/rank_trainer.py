@@ -151,13 +151,12 @@ class RankTrainer:
             return
         lengths = [row_length(row) for row in rows]
         mine = split_over_ranks(row_indices, lengths, self.ranks.place.num_ranks)[self.ranks.place.rank]
-        for pack in pack_micro_batches(mine, lengths, self.settings.score_batch_tokens):
-            tensors = make_row_tensors([rows[row] for row in pack], 0, self.ranks.device)
+        prompts = [tuple(row.prompt_token_ids) for row in rows]
+        for pack in pack_micro_batches(mine, lengths, self.settings.score_batch_tokens, prompts):
+            tensors = make_row_tensors([rows[row] for row in pack], self.ranks.device)
             # The wrapped module would count a forward pass without a backward one; autocast is set here instead.
             with torch.no_grad(), self.ranks.accelerator.autocast():
-                flat, _ = self._bare_module()(
-                    tensors.input_ids, tensors.hidden_index, tensors.targets, tensors.temperatures, False
-                )
+                flat, _ = self._bare_module()(*tensors.inputs(), False)
             scores.put(pack, flat)
         scores.share(row_indices, self.ranks)
 
@@ -169,7 +168,7 @@ class RankTrainer:
     ) -> OptimizerStepMetrics:
         index = self.counts.optimizer_step
         rate = learning_rate_at(request.optimizer, index, request.total_optimizer_steps)
-        micro_batches = make_micro_batches(request, mini_batch, start, self.ranks, pad_token_id=0)
+        micro_batches = make_micro_batches(request, mini_batch, start, self.ranks)
         normaliser = count_normaliser(micro_batches, self.ranks, float(request.max_response_tokens or 1))
         set_hyperparameters(self.optimizer, request.optimizer, rate)
         result = run_backward(self.module, micro_batches, request, normaliser, start, self.ranks)

@@ -56,7 +56,7 @@ def write_trainer_files(
     tensors: dict[str, Tensor] = {}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
-            tensors[f"{key}/{names[parameter]}"] = value.detach().cpu().contiguous().clone()
+            tensors[f"{key}/{names[parameter]}"] = value.detach().cpu().contiguous()
     save_file(tensors, directory / "optimizer.safetensors")
     if has_weights:
         weights = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}

@@ -12,13 +12,18 @@ def test_padded_length_steps_through_few_values() -> None:
 
 
 def test_small_models_get_many_rows() -> None:
-    small, large = TileShape.for_model(128, 16), TileShape.for_model(576, 49152)
-    assert (small.decode_rows, large.decode_rows) == (256, 32)
-    assert (small.prefill_rows(16), large.prefill_rows(2048)) == (128, 1)
+    small, large = TileShape.for_model(128, 16, "cpu"), TileShape.for_model(576, 49152, "cpu")
+    assert (small.decode_rows, large.decode_rows) == (256, 16)
+    assert (small.prefill_rows(16), large.prefill_rows(32), large.prefill_rows(2048)) == (32, 4, 1)
+
+
+def test_devices_with_many_cores_get_larger_tiles() -> None:
+    shape = TileShape.for_model(576, 49152, "cuda")
+    assert (shape.decode_rows, shape.prefill_tokens) == (32, 1024)
 
 
 def test_scoring_tiles_bound_the_logits() -> None:
-    shape = TileShape.for_model(576, 150_000)
+    shape = TileShape.for_model(576, 150_000, "cuda")
     assert shape.scoring_rows(128, 128) * 128 * 150_000 * 8 <= 2**28
     assert shape.scoring_rows(512, 512) == 1
 

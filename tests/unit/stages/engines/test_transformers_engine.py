@@ -65,6 +65,17 @@ def test_tokens_and_logprobs_are_equal_bit_by_bit_for_every_batch(model_dir: Pat
     assert whole[7:9] == [engine.generate([requests[index]])[0] for index in (7, 8)]
 
 
+def test_default_tiles_of_a_larger_model_give_equal_bits_for_every_batch(tmp_path: Path) -> None:
+    model_dir = save_tiny_model(tmp_path / "model", hidden=320, seed=1)
+    engine = TransformersEngine(make_launch(), model_dir)
+    engine.load_weights(model_dir, 0, "h")
+    requests = make_requests(90)
+    whole = engine.generate(requests)
+    shards = [done for start in range(0, 90, 7) for done in engine.generate(requests[start : start + 7])]
+    assert whole == shards
+    assert whole[3:5] == [engine.generate([requests[index]])[0] for index in (3, 4)]
+
+
 def test_wave_size_has_no_influence(model_dir: Path) -> None:
     requests = make_requests(300)
     completions = []

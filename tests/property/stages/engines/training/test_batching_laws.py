@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +26,7 @@ def test_split_over_ranks_ignores_the_order_of_rows(lengths, num_ranks, data):
 
 @given(lengths=LENGTHS, budget=st.integers(1, 1000))
 def test_pack_micro_batches_keeps_the_budget_unless_a_row_is_alone(lengths, budget):
-    packs = pack_micro_batches(range(len(lengths)), lengths, budget)
+    packs = pack_micro_batches(range(len(lengths)), lengths, budget, [row // 4 for row in range(len(lengths))])
     assert sorted(row for pack in packs for row in pack) == list(range(len(lengths)))
     for pack in packs:
         padded = len(pack) * max(lengths[row] for row in pack)
@@ -33,5 +35,14 @@ def test_pack_micro_batches_keeps_the_budget_unless_a_row_is_alone(lengths, budg
 
 @given(lengths=LENGTHS, budget=st.integers(1, 1000))
 def test_pack_micro_batches_puts_the_longest_row_first(lengths, budget):
-    packs = pack_micro_batches(range(len(lengths)), lengths, budget)
+    packs = pack_micro_batches(range(len(lengths)), lengths, budget, [row // 4 for row in range(len(lengths))])
     assert lengths[packs[0][0]] == max(lengths)
+
+
+@given(lengths=LENGTHS, group=st.integers(1, 8))
+def test_pack_micro_batches_keeps_the_rows_of_a_prompt_together(lengths, group):
+    prompts = [row % group for row in range(len(lengths))]
+    packs = pack_micro_batches(range(len(lengths)), lengths, 10**9, prompts)
+    assert len(packs) == 1
+    order = [prompts[row] for row in packs[0]]
+    assert sum(left != right for left, right in pairwise(order)) == len(set(prompts)) - 1
