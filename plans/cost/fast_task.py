@@ -107,6 +107,7 @@ class FastTaskPricer:
         comp_max = hbm_max = tp_max = pp_max = flow = 0.0
         decode = terms.decode
         steps = decode.steps(float(samples), batch) if decode is not None else 0.0
+        groups = decode.groups(len(gpus)) if decode is not None else 1
         stage = table.get(gpus[0]) or self._make_stage(table, gpus[0], mbs)
         for j, num_layers in enumerate(layers):
             is_last = j == last
@@ -121,11 +122,12 @@ class FastTaskPricer:
             if j:
                 flow += comp + tp + pp
             if decode is not None:
-                hbm = steps * _decode_step_s(decode, stage, num_layers, batch, tp_degree, is_last=is_last)
+                hbm = steps * _decode_step_s(decode, stage, num_layers, batch, tp_degree, groups, is_last=is_last)
                 if decode.tp_count:
-                    tp += steps * decode.tp_count * num_layers * self._token_ring_s(decode, stage, batch, tp_degree)
+                    passes, share = steps * groups, batch / groups
+                    tp += passes * decode.tp_count * num_layers * self._token_ring_s(decode, stage, share, tp_degree)
                     if not is_last:
-                        pp += steps * self._pair_s(stage, following, batch * decode.token_bytes)
+                        pp += passes * self._pair_s(stage, following, share * decode.token_bytes)
             total = comp + tp + pp + hbm
             totals.append(total)
             comp_max = comp if comp > comp_max else comp_max
@@ -141,7 +143,7 @@ class FastTaskPricer:
             return self.links.edge_s(first.only_machine, second.only_machine, num_bytes)
         return self.links.pair_s(first.places, second.places, num_bytes)
 
-    def _token_ring_s(self, decode: DecodeTerms, stage: _Stage, batch: int, tp: int) -> float:
+    def _token_ring_s(self, decode: DecodeTerms, stage: _Stage, batch: float, tp: int) -> float:
         if tp == 1:
             return 0.0
         return self.links.ring_s(stage.machines, batch * decode.token_bytes * (2.0 * (tp - 1) / tp))
@@ -191,10 +193,12 @@ class FastTaskPricer:
         return {tuple(sorted([self._machine_of[gpu] for gpu in rank])) for rank in zip(*column, strict=True)}
 
 
-def _decode_step_s(decode: DecodeTerms, stage: _Stage, num_layers: int, batch: int, tp: int, *, is_last: bool) -> float:
-    weights = (num_layers * decode.layer_bytes + (decode.head_bytes if is_last else 0.0)) / tp
+def _decode_step_s(
+    decode: DecodeTerms, stage: _Stage, num_layers: int, batch: int, tp: int, groups: int, *, is_last: bool
+) -> float:
+    weights = groups * (num_layers * decode.layer_bytes + (decode.head_bytes if is_last else 0.0)) / tp
     cache = batch * num_layers * decode.cache_bytes / min(tp, decode.kv_heads)
     memory_s = (weights + cache) / stage.hbm_bytes_per_s
     work = batch * (num_layers * decode.layer_flop + (decode.head_flop if is_last else 0.0)) / tp
     compute_s = work / stage.flop_per_s
-    return (memory_s if memory_s > compute_s else compute_s) + num_layers * stage.overhead_s
+    return (memory_s if memory_s > compute_s else compute_s) + groups * num_layers * stage.overhead_s

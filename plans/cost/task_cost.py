@@ -131,30 +131,31 @@ def stage_cost(
         decode = terms.decode
         steps = decode.steps(samples, replica.decode_batch)
         hbm = steps * decode_step_s(terms, decode, replica, stage)
-        batch_bytes = replica.decode_batch * decode.token_bytes
+        groups = decode.groups(len(replica.stages))
+        group_bytes = replica.decode_batch / groups * decode.token_bytes
         if tp > 1 and decode.tp_count:
-            ring = links.ring_s(machines, batch_bytes * (2.0 * (tp - 1) / tp))
-            tp_s += steps * decode.tp_count * here.layers * ring
+            ring = links.ring_s(machines, group_bytes * (2.0 * (tp - 1) / tp))
+            tp_s += steps * groups * decode.tp_count * here.layers * ring
         if not is_last and decode.token_bytes:
             following = frozenset(_machines(view, replica.stages[stage + 1].gpus))
-            pp_s += steps * links.pair_s(frozenset(machines), following, batch_bytes)
+            pp_s += steps * groups * links.pair_s(frozenset(machines), following, group_bytes)
     return StageCost(comp_s=comp, hbm_s=hbm, tp_s=tp_s, pp_s=pp_s, flow_s=flow)
 
 
 def decode_step_s(terms: TaskTerms, decode: DecodeTerms, replica: ReplicaPlacement, stage: int) -> float:
-    """Return seconds of one decode step on a stage: the slower of memory reads and compute, plus overhead.
+    """Return seconds of one decode step of the whole batch on a stage: the slower of memory reads and compute.
 
-    Paper mode: layers * weight bytes / (HBM * TP).
+    Paper mode: layers * weight bytes / (HBM * TP). Calibrated: weights are read, and overhead is paid, once per group.
     """
     here = replica.stages[stage]
     is_last, tp, batch = stage == len(replica.stages) - 1, len(here.gpus), replica.decode_batch
-    gpus = list(here.gpus)
-    weights = (here.layers * decode.layer_bytes + decode.head_bytes * is_last) / tp
+    gpus, groups = list(here.gpus), decode.groups(len(replica.stages))
+    weights = groups * (here.layers * decode.layer_bytes + decode.head_bytes * is_last) / tp
     cache = batch * here.layers * decode.cache_bytes / min(tp, decode.kv_heads)
     memory_s = (weights + cache) / float(terms.hbm_bytes_per_s[gpus].min())
     work = batch * (here.layers * decode.layer_flop + decode.head_flop * is_last) / tp
     compute_s = work / float(terms.compute_flop_per_s[gpus].min())
-    return max(memory_s, compute_s) + here.layers * float(decode.layer_overhead_s[gpus].max())
+    return max(memory_s, compute_s) + groups * here.layers * float(decode.layer_overhead_s[gpus].max())
 
 
 def bubble_s(terms: TaskTerms, replica: ReplicaPlacement, stages: Sequence[StageCost]) -> float:

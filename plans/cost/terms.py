@@ -47,6 +47,15 @@ class DecodeTerms:
     lengths: LengthMoments
     """Response lengths; the paper's are the maxima."""
 
+    def groups(self, num_stages: int) -> int:
+        """Return into how many groups a decode batch is split to keep all pipeline stages busy; 1 in paper mode.
+
+        A token must leave the last stage before the next one enters the first. With as many groups as stages each
+        stage works all the time, but reads its weights once per group (correction of ours; the published formula
+        reads them once).
+        """
+        return num_stages if self.is_calibrated else 1
+
     def steps(self, samples: float, decode_batch: int) -> float:
         """Return decode steps that a replica runs: s_out * samples / dbs, plus the tail of the last wave.
 

@@ -76,6 +76,16 @@ def test_decode_step_reads_weights_head_and_cache() -> None:
     assert cost.hbm_s == pytest.approx(500 * (weights + cache) / 2039e9)
 
 
+def test_decode_through_two_stages_reads_each_stage_once_per_group() -> None:
+    """Two groups of 4 keep both stages busy; a stage reads its layer (and the head) twice, the caches once.
+
+    Layer 8.402e6 weights, head 5e6, two bytes each; cache 8 sequences x 750 tokens x 2 x 2 x 100 x 2 bytes; 500 steps.
+    """
+    cost = evaluator().task_cost(RlTask.ACTOR_GENERATION, hand_task([[[0], [1]]], [1, 1], [8]), (8,))
+    step_bytes = 2 * (2 * 8.402e6 + 2 * 5e6) + 8 * 750 * 2 * 2 * 100 * 2
+    assert cost.hbm_s == pytest.approx(500 * step_bytes / 2039e9)
+
+
 def test_decode_across_regions_pays_latency_per_token() -> None:
     machines = [("A100-40", "va", 1), ("A100-40", "oh", 1)]
     tensor = evaluator(machines).task_cost(RlTask.ACTOR_GENERATION, hand_task([[[0, 1]]], [2], [8]), (8,))
