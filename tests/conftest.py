@@ -1,7 +1,7 @@
 """Which tests belong to which environment, hypothesis profiles, and no network beyond this machine.
 
-Modules marked `engines` or `vllm` as a whole run where torch is installed; where torch is installed without Airflow (the
-engines' environment) only modules with such a mark are collected.
+Modules marked `engines` or `vllm` as a whole run where torch is installed; where torch is installed without Airflow
+(the engines' environment) only modules with such a mark are collected.
 """
 
 from __future__ import annotations

@@ -72,7 +72,9 @@ def test_cache_key_covers_what_decides_the_prompts(tmp_path: Path, name: str) ->
     assert name in spec
 
 
-@pytest.mark.parametrize("error", [DataError("bad rows", num_faults=2), SpecFaultsError("the job", ["a is 1.", "b is 2."])])
+@pytest.mark.parametrize(
+    "error", [DataError("bad rows", num_faults=2), SpecFaultsError("the job", ["a is 1.", "b is 2."])]
+)
 def test_error_of_a_child_process_is_raised_again(tmp_path: Path, error: StageError) -> None:
     record_failure(tmp_path / "failure.json", error)
 

@@ -149,7 +149,7 @@ def test_random_without_luck_says_that_the_budget_ended():
 
 
 def test_unknown_method_is_refused_with_the_names():
-    with pytest.raises(MethodError, match="the methods are sha-ea, .*random"):
+    with pytest.raises(MethodError, match=r"the methods are sha-ea, .*random"):
         make_plan(*case(), method="magic")
 
 

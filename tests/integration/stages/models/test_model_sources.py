@@ -215,9 +215,7 @@ def test_init_warm_up_stops_at_the_sampled_score_and_repeats_by_seed(tmp_path):
 
 def test_init_warm_up_that_misses_its_target_fails_with_the_score(tmp_path):
     source = InitSource(type="init", warm_up=WarmUp(target_score=0.99, max_steps=3, batch_size=8))
-    with pytest.raises(
-        SpecFaultsError, match=r"a score of 0\.\d+ in 3 optimizer steps, under target_score 0\.99"
-    ):
+    with pytest.raises(SpecFaultsError, match=r"a score of 0\.\d+ in 3 optimizer steps, under target_score 0\.99"):
         materialise(source, MaterialiseRequest(shape=TINY, warm_up_rows=addition_rows), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
