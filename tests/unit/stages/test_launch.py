@@ -151,6 +151,7 @@ def test_ending_an_attempt_ends_its_children_even_when_sigterm_is_ignored(
     child = int((tmp_path / "child").read_text())
     until(lambda: not attempt.is_alive())
     until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    assert not attempt.is_alive()
 
 
 def test_recorded_pid_of_another_process_does_not_count_as_alive(tmp_path: Path) -> None:
