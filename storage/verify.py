@@ -115,7 +115,7 @@ def verify_run(
             named |= _check_artefact(store, key, parsed, report, is_hash_checked=is_hash_checked)
         else:
             _check_document(store, key, parsed, report)
-    uncommitted = "belongs to an attempt that never committed"
+    uncommitted = "belongs to an attempt that never committed, or that a later one replaced"
     report.findings += [Finding(Severity.WARNING, key, uncommitted) for key in data if key not in named]
     _check_joins(store, run, keys, report)
     if layout.run_record(run) not in keys:

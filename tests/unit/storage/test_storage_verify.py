@@ -119,7 +119,7 @@ def test_leftovers_are_warnings(store: Store, tmp_path: Path) -> None:
     report = verify_run(store, RUN)
     assert report.is_good is True
     assert {finding.key: finding.message for finding in report.findings} == {
-        dead: "belongs to an attempt that never committed",
+        dead: "belongs to an attempt that never committed, or that a later one replaced",
         f"{RUN}/notes.txt": "is none of the layout",
         f"{RUN}/policies/.tmp-1": "is a temporary file of a writer that died or is writing now",
     }
