@@ -90,7 +90,7 @@ def build_run_dag(entry: RunEntry) -> DAG:
         # mode, where a later one runs already; there the gates hold it.
         max_consecutive_failed_dag_runs=1 if is_sync else 0,
         # The DAG converts names to its enum, which is not public.
-        allowed_run_types=["scheduled", "backfill"],  # type: ignore[list-item]
+        allowed_run_types=["scheduled", "backfill"],  # type: ignore[list-item]  # text is accepted, the annotation names the enum only
         default_args={
             "owner": "motley",
             "retries": RETRIES,
