@@ -16,6 +16,7 @@ import pytest
 
 from stages.home import ENGINES_PYTHON_VARIABLE
 from tests.system.deployed import Deployment, deployment, kill, outcome, snapshot, trainings, until
+from tests.system.first_model import with_first_model
 
 pytestmark = [
     pytest.mark.system,
@@ -28,17 +29,22 @@ ITERATIONS = 4
 FIRST_SEED, _, LAST_SEED = os.environ.get("MOTLEY_CRASH_SEEDS", "0").partition("-")
 SEEDS = range(int(FIRST_SEED), int(LAST_SEED or FIRST_SEED) + 1)
 STAGES = ("generate", "infer", "train", "commit_policy", "weight_sync")
-START = (
-    "run", "--job", str(SPECS / "tiny_job.yaml"), "--cluster", str(SPECS / "tiny_cluster.yaml"), "--name", "tiny",
-    "--iterations", str(ITERATIONS),
-)  # fmt: skip
 ROWS = {"weight_sync": "sync"}
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Give the command that starts the run."""
+    job = with_first_model(SPECS / "tiny_job.yaml", tmp_path_factory.mktemp("first") / "model")
+    cluster = SPECS / "tiny_cluster.yaml"
+    return ("run", "--job", str(job), "--cluster", str(cluster), "--name", "tiny", "--iterations", str(ITERATIONS))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(start: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Give the snapshot of a run that nothing disturbed."""
     with deployment(tmp_path_factory.mktemp("uninterrupted")) as found:
-        assert outcome(found.motley(*START, "--json"))["state"] == "finished"
+        assert outcome(found.motley(*start, "--json"))["state"] == "finished"
         return snapshot(found.store, "tiny", ITERATIONS)
 
 
@@ -71,11 +77,15 @@ def kill_deployment(found: Deployment) -> int:
 @pytest.mark.parametrize("strike", [kill_deployment, kill_scheduler, kill_stage_process, kill_engine])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_run_killed_and_resumed_equals_an_uninterrupted_one(
-    strike: Callable[[Deployment], int], seed: int, uninterrupted: dict[str, Any], tmp_path: Path
+    strike: Callable[[Deployment], int],
+    seed: int,
+    start: tuple[str, ...],
+    uninterrupted: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     rng = np.random.default_rng([seed, *strike.__name__.encode()])
     with deployment(tmp_path / "home") as found:
-        assert found.motley(*START, "--detach").returncode == 0
+        assert found.motley(*start, "--detach").returncode == 0
         moment = wait_for_moment(found, rng, iteration=int(rng.integers(1, ITERATIONS - 1)))
         assert strike(found) > 0, moment
         done = found.motley("resume", "tiny", "--json")
@@ -87,12 +97,12 @@ def test_run_killed_and_resumed_equals_an_uninterrupted_one(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_run_killed_twice_and_resumed_twice_equals_an_uninterrupted_one(
-    seed: int, uninterrupted: dict[str, Any], tmp_path: Path
+    seed: int, start: tuple[str, ...], uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
     """C11: the second resume starts from what the first one made."""
     rng = np.random.default_rng([seed, 2])
     with deployment(tmp_path / "home") as found:
-        assert found.motley(*START, "--detach").returncode == 0
+        assert found.motley(*start, "--detach").returncode == 0
         moments = []
         for iteration in (1, 2):
             moments.append(wait_for_moment(found, rng, iteration))
