@@ -3,13 +3,14 @@
     python -m benchmarks.planner.paper_tables --budget 60s           # all tables
     python -m benchmarks.planner.paper_tables --small                # 4B GRPO only, 3 s
 
-Each ratio stands beside the paper's range and says whether it is in, above or below it.
+Each ratio stands beside the paper's range and says whether it is in, above or below it. Budgets are processor seconds
+of one process. Results are written after every row; `--sizes` and `--scenarios` do some of them.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from benchmarks.planner.paper_ranges import (
 )
 from benchmarks.planner.record import markdown, write_result
 from benchmarks.planner.trial import Trial, cluster_of, run_trial
+from plans.cost import CostModel, price
+from plans.cost.calibration import Calibration, ComputeEfficiency, GpuEfficiency, LinkEfficiency
 from plans.plan_load import plan_from_document
-from plans.simulate import SimulationSettings, simulate
+from plans.simulate import SimulationResult, SimulationSettings, simulate
 from plans.spec.job import Algorithm, Mode
 from plans.testbeds.jobs import SIZES, hetrl_job
 from plans.testbeds.registry import HETRL_SCENARIOS
+from plans.workflow import RlTask
 
 GPU_SETS: dict[str, tuple[tuple[str, int], ...]] = {
     "24 A100": (("A100-40", 24),),
@@ -35,7 +39,15 @@ GPU_SETS: dict[str, tuple[tuple[str, int], ...]] = {
     "24 L40S + 16 L4": (("L40S", 24), ("L4", 16)),
     "all 64": (("A100-40", 24), ("L40S", 24), ("L4", 16)),
 }
-Rows = list[dict[str, Any]]
+#: The calibrated formulas with every efficiency 1: what the simulator assumes without settings.
+PEAK = Calibration(
+    default=GpuEfficiency(
+        compute=ComputeEfficiency(generation=1.0, inference=1.0, training=1.0), hbm=1.0, decode_layer_overhead_s=0.0
+    ),
+    links=LinkEfficiency(within_machine=1.0, between_machines=1.0),
+)
+Row = dict[str, Any]
+Rows = list[Row]
 
 
 def main() -> None:
@@ -44,6 +56,9 @@ def main() -> None:
     parser.add_argument("--budget", default="60s", help="of each search")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="paper", choices=("paper", "calibrated"))
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--algorithms", default="ppo,grpo")
+    parser.add_argument("--scenarios", default=",".join(HETRL_SCENARIOS))
     parser.add_argument("--tables", default=",".join(TABLES), help="comma-separated")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -51,16 +66,18 @@ def main() -> None:
     if arguments.small:
         arguments.budget = "3s"
     for name in arguments.tables.split(","):
-        columns, rows = TABLES[name](arguments)
-        table = markdown(columns, [[row.get(column) for column in columns] for row in rows])
-        settings = {key: str(value) for key, value in vars(arguments).items()}
-        write_result(f"paper_{name}", settings, rows, table, out=arguments.out)
+        rows: Rows = []
+        for row in TABLES[name](arguments):
+            rows.append(row)
+            columns = tuple(rows[0])
+            table = markdown(columns, [[each.get(column) for column in columns] for each in rows])
+            settings = {key: str(value) for key, value in vars(arguments).items()}
+            write_result(f"paper_{name}_{arguments.model}", settings, rows, table, out=arguments.out)
 
 
-def speed_ups(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Rows]:
+def speed_ups(arguments: argparse.Namespace) -> Iterator[Row]:
     """HetRL over verl and StreamRL: 4 scenarios x sizes x algorithms x modes."""
-    rows: Rows = []
-    for testbed in HETRL_SCENARIOS:
+    for testbed in arguments.scenarios.split(","):
         for size, algorithm in _jobs(arguments):
             for mode in ("sync", "async"):
                 own = _seconds(arguments, testbed, size, algorithm, mode, "sha-ea")
@@ -68,17 +85,15 @@ def speed_ups(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Rows]:
                     other = _seconds(arguments, testbed, size, algorithm, mode, baseline)
                     ratio = other / own if own and other else None
                     published = SPEED_UPS[f"{mode} {baseline}"][testbed]
-                    rows.append(
+                    yield (
                         {"scenario": testbed, "size": size, "algorithm": algorithm, "mode": mode, "sha-ea (s)": own,
                          "baseline": baseline, "baseline (s)": other, "ratio": ratio,
                          "paper": f"{published[0]}-{published[1]}", "verdict": verdict(ratio, published)}
                     )  # fmt: skip
-    return tuple(rows[0]), rows
 
 
-def load_balancing(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Rows]:
+def load_balancing(arguments: argparse.Namespace) -> Iterator[Row]:
     """The three strategies on against off."""
-    rows: Rows = []
     for testbed, published in LOAD_BALANCING.items():
         for size, algorithm in _jobs(arguments):
             for mode in ("sync", "async"):
@@ -86,17 +101,15 @@ def load_balancing(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Rows
                 off = _seconds(arguments, testbed, size, algorithm, mode, "sha-ea", balanced=False)
                 ratio = off / on if on and off else None
                 limit = published if mode == "sync" else None
-                rows.append(
+                yield (
                     {"scenario": testbed, "size": size, "algorithm": algorithm, "mode": mode, "on (s)": on,
                      "off (s)": off, "ratio": ratio, "paper": f"up to {published[1]}" if limit else "not significant",
                      "verdict": verdict(ratio, limit)}
                 )  # fmt: skip
-    return tuple(rows[0]), rows
 
 
-def combinations(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Rows]:
+def combinations(arguments: argparse.Namespace) -> Iterator[Row]:
     """GPU combinations in one region: HetRL over verl, and all GPUs over the A100s."""
-    rows: Rows = []
     for algorithm in ("grpo",) if arguments.small else ("ppo", "grpo"):
         for mode in ("sync", "async"):
             size = "4b" if arguments.small else "8b"
@@ -108,37 +121,55 @@ def combinations(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Rows]:
                 ratio = verl / own if own and verl else None
                 gain = only_a100 / own if own and only_a100 else None
                 published = COMBINATIONS[f"{algorithm} {mode}"]
-                rows.append(
+                yield (
                     {"GPUs": name, "size": size, "algorithm": algorithm, "mode": mode, "sha-ea (s)": own,
                      "verl (s)": verl, "ratio": ratio, "paper": f"{published[0]}-{published[1]}",
                      "verdict": verdict(ratio, published), "over 24 A100": gain,
                      "verdict over A100": verdict(gain, ALL_OVER_A100) if name == "all 64" else "-"}
                 )  # fmt: skip
-    return tuple(rows[0]), rows
 
 
-def model_error(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Rows]:
-    """The analytic model against the simulator on the plans found (the paper's Fig. 7 has no numbers in text)."""
-    rows: Rows = []
-    for testbed in HETRL_SCENARIOS:
+def model_error(arguments: argparse.Namespace) -> Iterator[Row]:
+    """The formulas against the simulator on the plans found, whole and by phase (HetRL prints no numbers for it).
+
+    Everything runs at its peak on both sides: efficiencies that are put into both would tell nothing.
+    """
+    for testbed in arguments.scenarios.split(","):
         for size, algorithm in _jobs(arguments):
             for mode in ("sync", "async"):
                 trial = _trial(arguments, testbed, size, algorithm, mode, "sha-ea")
                 found = run_trial(trial)
                 if found["iteration_s"] is None:
                     continue
-                job = hetrl_job(size, Algorithm(algorithm), Mode(mode))
+                cluster, job = cluster_of(trial), hetrl_job(size, Algorithm(algorithm), Mode(mode))
                 plan = plan_from_document(found["plan"], testbed)
-                seconds = simulate(cluster_of(trial), job, plan, SimulationSettings(iterations=3)).steady_iteration_s
-                error = found["iteration_s"] / seconds - 1.0
-                rows.append(
-                    {"scenario": testbed, "size": size, "algorithm": algorithm, "mode": mode,
-                     "model (s)": found["iteration_s"], "simulator (s)": seconds, "model error": error}
-                )  # fmt: skip
-    return tuple(rows[0]), rows
+                judged = simulate(cluster, job, plan, SimulationSettings(iterations=2))
+                spans = _phase_spans(judged)
+                row: Row = {"scenario": testbed, "size": size, "algorithm": algorithm, "mode": mode}
+                for name, model in (("paper", CostModel.paper()), ("calibrated", CostModel.calibrated(PEAK))):
+                    report = price(cluster, job, plan, model)
+                    if report.iteration_s is None or report.phases is None:
+                        continue
+                    row |= {f"{name} (s)": report.iteration_s,
+                            f"{name} error": report.iteration_s / judged.steady_iteration_s - 1.0}  # fmt: skip
+                    phases = report.phases.model_dump()
+                    row |= {f"{name} {kind} error": phases[f"{kind}_s"] / span - 1.0 for kind, span in spans.items()}
+                yield row | {"simulator (s)": judged.steady_iteration_s, "plan from": arguments.model}
 
 
-TABLES: dict[str, Callable[[argparse.Namespace], tuple[tuple[str, ...], Rows]]] = {
+def _phase_spans(judged: SimulationResult) -> dict[str, float]:
+    """Return the simulated seconds of each kind of task in the last iteration, from its first start to its last end."""
+    last = max(entry.iteration for entry in judged.intervals)
+    spans: dict[str, tuple[float, float]] = {}
+    for entry in judged.intervals:
+        if entry.iteration == last:
+            kind = RlTask(entry.activity).kind.value
+            begin, end = spans.get(kind, (entry.start_s, entry.end_s))
+            spans[kind] = min(begin, entry.start_s), max(end, entry.end_s)
+    return {kind: end - begin for kind, (begin, end) in spans.items()}
+
+
+TABLES: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "speed_ups": speed_ups,
     "load_balancing": load_balancing,
     "combinations": combinations,
@@ -147,7 +178,9 @@ TABLES: dict[str, Callable[[argparse.Namespace], tuple[tuple[str, ...], Rows]]] 
 
 
 def _jobs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
-    return [("4b", "grpo")] if arguments.small else [(s, a) for s in SIZES for a in ("ppo", "grpo")]
+    if arguments.small:
+        return [("4b", "grpo")]
+    return [(size, name) for size in arguments.sizes.split(",") for name in arguments.algorithms.split(",")]
 
 
 def _trial(
@@ -161,7 +194,7 @@ def _trial(
 ) -> Trial:
     return Trial(
         testbed=testbed, size=size, algorithm=algorithm, mode=mode, method=method, budget=arguments.budget,
-        seed=arguments.seed, model=arguments.model, **changes,
+        seed=arguments.seed, model=arguments.model, processor_time=True, **changes,
     )  # fmt: skip
 
 

@@ -209,6 +209,8 @@ class LinkTimes:
         self.latency_s = latency_s
         self.s_per_byte = s_per_byte
         self.latency_per_step = latency_per_step
+        self.rings_proved = True
+        """Whether every ring solved so far is proved to be the best one."""
         # Nested lists: reading one element of them is several times faster than of an array.
         self._latency: list[list[float]] = latency_s.tolist()
         self._inverse: list[list[float]] = s_per_byte.tolist()
@@ -234,7 +236,9 @@ class LinkTimes:
         counts = Counter(machines)
         places = list(counts)
         cost = self.edge_matrix(places, num_bytes, steps)
-        return best_ring(list(counts.values()), cost).bottleneck_s
+        solution = best_ring(list(counts.values()), cost)
+        self.rings_proved = self.rings_proved and solution.is_proved
+        return solution.bottleneck_s
 
     def edge_matrix(self, machines: Sequence[int], num_bytes: float, steps: int = 1) -> FloatArray:
         """Return seconds over the edges between machines [k, k]."""

@@ -10,6 +10,7 @@ from plans.cost.iteration import PhaseTimes, combine
 from plans.cost.ledger import DecodeBatch, MemoryLedger, batch_violations
 from plans.cost.lengths import moments_of
 from plans.cost.model import CostModel
+from plans.cost.overlap import free_overlap_s
 from plans.cost.report import Bottleneck, CostReport, GpuMemory, PhaseReport, TaskReport
 from plans.cost.task_cost import ReplicaPlacement, StagePlacement, TaskCost, task_cost
 from plans.cost.terms import build_terms
@@ -52,7 +53,13 @@ def price(cluster: Cluster, job: Job, plan: Plan, model: CostModel) -> CostRepor
     group_of = {task: index for index, group in enumerate(plan.groups) for task in group.tasks}
     phases = combine(job.mode, {task: cost.total_s for task, cost in costs.items()}, group_of, moved_s, model.eta)
     violations = [*ledger.violations(), *batch_violations(batches), *_route_violations(costs, moved_s)]
-    return _report(cluster, job, model, placement, costs, phases, ledger, batches, violations)
+    report = _report(cluster, job, model, placement, costs, phases, ledger, batches, violations)
+    return report.model_copy(
+        update={
+            "free_overlap_s": _free_overlap_s(job, placement, costs, moved_s),
+            "rings_proved": links.rings_proved,
+        }
+    )
 
 
 def link_times(view: ClusterView, model: CostModel) -> LinkTimes:
@@ -83,6 +90,20 @@ def _replicas(task_plan: TaskPlan, view: ClusterView) -> tuple[ReplicaPlacement,
         )
         for replica in task_plan.replicas
     )
+
+
+def _free_overlap_s(
+    job: Job,
+    placement: Mapping[RlTask, Sequence[ReplicaPlacement]],
+    costs: Mapping[RlTask, TaskCost],
+    moved_s: float,
+) -> float | None:
+    gpus = {
+        task: {gpu for replica in replicas for stage in replica.stages for gpu in stage.gpus}
+        for task, replicas in placement.items()
+    }
+    seconds = free_overlap_s(job.mode, {task: cost.total_s for task, cost in costs.items()}, gpus, moved_s)
+    return seconds if math.isfinite(seconds) else None
 
 
 def _slots(replicas: Sequence[ReplicaPlacement]) -> list[StageSlots]:

@@ -94,6 +94,11 @@ class CostReport(SpecModel):
     decode_batches: tuple[int, ...] = ()
     """Decode batch per replica of actor_generation, as given or derived from free memory."""
 
+    free_overlap_s: float | None = None
+    """Seconds per iteration if tasks of a phase that share no GPU overlapped; None over a forbidden link."""
+    rings_proved: bool = True
+    """Whether the order of every ring is proved best; otherwise a ring may be faster than priced, never slower."""
+
     def to_document(self) -> dict[str, JsonValue]:
         """Return the JSON-able document."""
         document: dict[str, JsonValue] = self.model_dump(mode="json")

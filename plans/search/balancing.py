@@ -26,6 +26,10 @@ from plans.workflow import RlTask
 FloatArray = NDArray[np.float64]
 
 
+#: Sequences decoded together that layer splits of generation assume.
+TYPICAL_BATCH = 64.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balancing:
     """Which strategies are used (for ablations)."""
@@ -72,9 +76,12 @@ class TaskRates:
         costs = self._layer_costs(grid)
         if not np.isfinite(costs).all():  # a TP group over a forbidden link: no split helps
             return proportional_shares(total, [1.0] * stages)
-        relative = (costs / costs.mean(axis=1, keepdims=True)).max(axis=0)
+        mean = costs.mean(axis=1, keepdims=True)
+        relative = (costs / mean).max(axis=0)
+        fixed = np.zeros(stages)
+        fixed[-1] = (self._head_s(grid) / mean[:, 0]).max()
         try:
-            return balance_layers(total, relative.tolist(), caps=self._caps(grid))
+            return balance_layers(total, relative.tolist(), fixed_s=fixed.tolist(), caps=self._caps(grid))
         except InfeasibleError:
             return None
 
@@ -146,9 +153,18 @@ class TaskRates:
             costs = costs + terms.tp_count / self._mbs * self._any_ring_s(grid, terms.tp_bytes(self._mbs, tp))
         if terms.decode is not None:
             # One sequence of a decode batch of typical size; only the relation between stages matters.
-            read = terms.decode.lengths.response * terms.decode.layer_bytes / 64.0
+            read = terms.decode.lengths.response * terms.decode.layer_bytes / TYPICAL_BATCH
             costs = costs + read / (terms.hbm_bytes_per_s[grid].min(axis=2) * tp)
         return costs
+
+    def _head_s(self, grid: GpuGrid) -> FloatArray:
+        """Return seconds per sample of the vocabulary head on the last stage [dp]; 0 in paper mode."""
+        terms, last, tp = self._terms, grid[:, -1], grid.shape[2]
+        seconds: FloatArray = terms.passes * terms.head_flop / (terms.compute_flop_per_s[last].min(axis=1) * tp)
+        if terms.decode is not None:
+            read = terms.decode.lengths.response * terms.decode.head_bytes / TYPICAL_BATCH
+            seconds = seconds + read / (terms.hbm_bytes_per_s[last].min(axis=1) * tp)
+        return seconds
 
     def _any_ring_s(self, grid: GpuGrid, num_bytes: float) -> FloatArray:
         machines = self._machine_of[grid]

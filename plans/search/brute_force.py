@@ -24,6 +24,7 @@ import numpy as np
 
 from plans.cost.compact import CompactPlan
 from plans.cost.iteration import combine
+from plans.cost.overlap import Objective, free_overlap_s
 from plans.memory import WEIGHT_OWNERS, TaskMemory
 from plans.search.balancing import Balancing, TaskRates
 from plans.search.brute_force_grids import Degrees, RankOrder, Stock, canonical_grids, every_grid
@@ -31,7 +32,7 @@ from plans.search.degrees import all_degrees
 from plans.search.genome import Genome
 from plans.search.groupings import Grouping, task_groupings
 from plans.search.layouts import LayerSplit, TaskLayout
-from plans.search.pricing import Pricer
+from plans.search.pricing import UNPLACEABLE, Price, Pricer
 from plans.search.problem import Problem
 from plans.workflow import RlTask, TaskKind, shape_of
 
@@ -84,6 +85,7 @@ def brute_force(
     prune: bool = True,
     lower_s: Mapping[RlTask, float] | None = None,
     generation_bound: GenerationBound | None = None,
+    objective: Objective = Objective.PHASES,
 ) -> Best:
     """Return the cheapest plan of the plan space; `score_s` is infinite where no plan fits.
 
@@ -94,8 +96,16 @@ def brute_force(
         prune: drop partial plans that alone cost as much as the best.
         lower_s: proved lower bounds of tasks, to drop partial plans earlier; absent = 0.
         generation_bound: proved lower bound of generation, for the same; absent = none.
+        objective: seconds that are minimised.
     """
-    search = JointSearch(problem, balancing, symmetric=symmetric, prune=prune, generation_bound=generation_bound)
+    search = JointSearch(
+        problem,
+        balancing,
+        symmetric=symmetric,
+        prune=prune,
+        generation_bound=generation_bound,
+        objective=objective,
+    )
     best = Best()
     for grouping in task_groupings(problem.workflow):
         if len(grouping) <= problem.view.num_gpus:
@@ -114,9 +124,10 @@ class JointSearch:
         symmetric: bool = True,
         prune: bool = True,
         generation_bound: GenerationBound | None = None,
+        objective: Objective = Objective.PHASES,
     ) -> None:
         """Keep the problem and what depends on it alone."""
-        self.problem = problem
+        self.problem, self.objective = problem, objective
         self.generation_bound = generation_bound
         view = problem.view
         self.usable: list[float] = np.minimum(
@@ -136,8 +147,39 @@ class JointSearch:
         }
         self._memory = {task: TaskMemory(problem.job, task) for task in self.order}
         self._uses_layers = self.pricer.balancing.layers
+        self._groups: dict[Grouping, dict[RlTask, int]] = {}
         self._times: dict[object, float] = {}
         self._held: dict[object, tuple[float, ...]] = {}
+
+    def price(self, genome: Genome) -> Price:
+        """Return the rank of a candidate under the objective."""
+        evaluation = self.pricer.evaluation(genome)
+        if evaluation is None:
+            return UNPLACEABLE
+        if self.objective is Objective.PHASES or not evaluation.feasible:
+            return Price(evaluation.score_s, evaluation.overflow_bytes)
+        gpus = {task: frozenset(layout.gpus) for task, layout in genome.layouts.items()}
+        mode, moved_s = self.problem.job.mode, evaluation.phases.transfer_s
+        return Price(free_overlap_s(mode, evaluation.task_s, gpus, moved_s), evaluation.overflow_bytes)
+
+    def bound_s(
+        self, grouping: Grouping, seconds: Mapping[RlTask, float], layouts: Mapping[RlTask, TaskLayout] | None = None
+    ) -> float:
+        """Return a lower bound of the objective for tasks of at least so many seconds, the transfer left out.
+
+        Args:
+            grouping: the grouping.
+            seconds: lower bound of each task.
+            layouts: what is placed already.
+        """
+        mode = self.problem.job.mode
+        if self.objective is Objective.FREE_OVERLAP:
+            gpus = {task: frozenset(layout.gpus) for task, layout in (layouts or {}).items()}
+            return free_overlap_s(mode, seconds, gpus, 0.0)
+        group_of = self._groups.get(grouping)
+        if group_of is None:
+            group_of = self._groups[grouping] = {task: g for g, tasks in enumerate(grouping) for task in tasks}
+        return combine(mode, seconds, group_of, 0.0, self.problem.model.eta).iteration_s
 
     def classes(self, task: RlTask) -> list[Degrees]:
         """Return the degrees that a task may have on this cluster."""
@@ -267,8 +309,7 @@ class _Walk:
         return fits
 
     def _can_win(self) -> bool:
-        problem = self.search.problem
-        bound = combine(problem.job.mode, self.seconds, self.group_of, 0.0, problem.model.eta).iteration_s
+        bound = self.search.bound_s(self.grouping, self.seconds, self.layouts)
         return bound < self.best.score_s * self.factor
 
     def _options(self, task: RlTask) -> Iterator[TaskLayout]:
@@ -352,9 +393,9 @@ class _Walk:
         gpus = [sorted({g for task in tasks for g in layouts[task].gpus}) for tasks in self.grouping]
         ordered = {task: layouts[task] for task in self.search.problem.workflow.tasks}
         genome = Genome(self.grouping, tuple(tuple(members) for members in gpus), ordered)
-        evaluation = self.search.pricer.evaluation(genome)
-        if evaluation is not None and evaluation.score_s < self.best.score_s * (1.0 - NOISE):
-            self.best.offer(evaluation.score_s, genome)
+        score_s = self.search.price(genome).score_s
+        if score_s < self.best.score_s * (1.0 - NOISE):
+            self.best.offer(score_s, genome)
 
 
 def counts_of(total: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -87,11 +87,12 @@ class GenerationReplica:
             self._recorder.busy(self.gpus, "actor_generation", started, self._env.now, iteration)
 
     def _prefill_s(self, sequences: int) -> float:
-        """Seconds until the prompts of newly admitted sequences have passed all stages."""
-        tokens = sequences * self._prompt_tokens
+        """Seconds until the prompts of newly admitted sequences have passed all stages, group after group."""
+        groups = min(len(self._stages), sequences)
+        tokens = sequences * self._prompt_tokens / groups
         attended = tokens * (self._prompt_tokens + 1) / 2
-        per_stage = [self._physics.forward_s(stage, tokens, attended, sequences) for stage in self._stages]
-        return self._through_pipeline(per_stage, tokens)
+        per_stage = [self._physics.forward_s(stage, tokens, attended, sequences / groups) for stage in self._stages]
+        return sum(per_stage) + self._hops_s(tokens) + (groups - 1) * max(per_stage)
 
     def _step_s(self, active: Sequence[_Sequence], steps: int) -> float:
         """Seconds per decode step, at the middle of a stretch of `steps`."""
@@ -102,9 +103,6 @@ class GenerationReplica:
         ]
         hops_s = self._hops_s(len(active) / groups)
         return max(sum(per_stage) + hops_s, groups * max(per_stage))
-
-    def _through_pipeline(self, per_stage: Sequence[float], tokens: float) -> float:
-        return sum(per_stage) + self._hops_s(tokens)
 
     def _hops_s(self, tokens: float) -> float:
         total = 0.0

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from plans.cost.model import CostModel
+from plans.cost.overlap import Objective
 from plans.search.brute_force import Best, JointSearch, brute_force
 from plans.search.budget import Budget, Meter
 from plans.search.ilp.book import BoundBook
@@ -27,12 +28,12 @@ def tiny_problem(machines: Machines, *, algorithm: str = "grpo", mode: str = "sy
     return Problem(cluster, job, model if model is not None else CostModel.paper())
 
 
-def bounded_brute_force(problem: Problem) -> Best:
+def bounded_brute_force(problem: Problem, objective: Objective = Objective.PHASES) -> Best:
     """Return the optimum by enumeration that drops partial plans by the proved bounds."""
     book, search = BoundBook(problem), JointSearch(problem)
     seconds = {task: [c.seconds for c in make_columns(search, book, task)] for task in problem.workflow.tasks}
     least = {task: min(bounds, default=math.inf) for task, bounds in seconds.items()}
-    return brute_force(problem, lower_s=least, generation_bound=book.generation_s)
+    return brute_force(problem, lower_s=least, generation_bound=book.generation_s, objective=objective)
 
 
 def counted_run(evaluations: int = 200_000, seed: int = 0) -> SearchRun:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,14 +37,19 @@ from plans.cost.evaluator import PlanEvaluator
 from plans.cost.terms import DecodeTerms
 from plans.memory import TaskMemory
 from plans.search.brute_force_grids import Degrees
+from plans.search.ilp.cells import CellBook
+from plans.search.ilp.replicas import MixTable, speeds_of
+from plans.search.ilp.splits import shared_split_sums
 from plans.workflow import RlTask, TaskKind
 
 FloatArray = NDArray[np.float64]
 
 #: Multipliers of the dual; more of them only sharpen the bound.
 MULTIPLIERS = 160
-#: Mixes of machines of a pipeline beyond which layers are not taken as whole.
-MOST_MIXES = 4_000
+#: Decode batches at which the replicas of generation are looked at: all up to the first, then in steps of the second.
+EACH_BATCH, BATCH_STEP = 16, 1.08
+#: Multipliers of the dual over replicas.
+REPLICA_MULTIPLIERS = 40
 #: Subtracted, relative, from every bound: floating-point noise must not turn a bound into a false one.
 SLACK = 1e-9
 
@@ -61,13 +66,21 @@ class DecodeCurve:
     """Multipliers [K]."""
     least: float
     """Seconds from the integrality bound, for any batch."""
+    replica_work: float = 0.0
+    """Samples; 0 where the replicas were not looked at."""
+    replica_speed: FloatArray = field(default_factory=lambda: np.ones(1))
+    """Dual sums of speeds of replicas [L]."""
+    replica_multipliers: FloatArray = field(default_factory=lambda: np.zeros(1))
+    """Their multipliers [L]."""
 
     def seconds(self, concurrency: float) -> float:
         """Return a lower bound for at most so many sequences, summed over GPUs."""
         if math.isinf(self.least):
             return math.inf
         fastest = (self.speed + self.multipliers * concurrency).min(axis=1)
-        return max(self.least, float((self.work / fastest).max()) * (1.0 - SLACK))
+        replicas = float((self.replica_speed + self.replica_multipliers * concurrency).min())
+        flow = max(float((self.work / fastest).max()), self.replica_work / replicas)
+        return max(self.least, flow * (1.0 - SLACK))
 
 
 class TaskBounds:
@@ -88,7 +101,22 @@ class TaskBounds:
         self.usable_bytes = usable[first]
         self.capacity_bytes = (view.memory_bytes - view.reserve_bytes)[first]
         self.cap = job.generation.max_num_seqs
-        self._mix_times: dict[tuple[int, bytes, bytes, bytes], FloatArray] = {}
+        sizes = np.bincount(view.machine_of, minlength=len(first)).tolist()
+        room = self.usable_bytes if task.kind is TaskKind.GENERATION else self.capacity_bytes
+        self.cells = CellBook(
+            self.terms,
+            self.links,
+            self.memory,
+            gpus=sizes,
+            first_gpu=first,
+            room_bytes=room,
+            micro_batch_size=self.mbs,
+        )
+        self._sizes: list[int] = sizes
+        self._mixes: dict[tuple[int, int], MixTable] = {}
+        self._sums: dict[tuple[int, int, int], FloatArray] = {}
+        self._shared: dict[tuple[int, int, int], FloatArray] = {}
+        self._prices: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         self._tables: dict[tuple[int, bool, tuple[float, ...]], _DecodeTable] = {}
         self.overhead_s = (
             self.terms.decode.layer_overhead_s[first] if self.terms.decode is not None else np.zeros(len(first))
@@ -122,8 +150,9 @@ class TaskBounds:
         layers = self.terms.num_layers + self._head_layers(degrees.tp, cost, on)
         fluid = self.samples * layers * degrees.tp / float((used[on] / cost[on]).sum())
         best = float(cost[on].min())
-        head = self.terms.passes * self.terms.head_flop / (self.flop_per_s * degrees.tp)
-        flow = max(fluid, self._whole_s(degrees, used, cost, head))
+        flow = max(fluid, self._replicas_s(degrees, counts))
+        if math.isinf(flow):
+            return math.inf
         seconds = self._with_bubble_s(degrees, flow, best)
         return (seconds + self._gradient_s(degrees, used)) * (1.0 - SLACK)
 
@@ -142,29 +171,48 @@ class TaskBounds:
         """Return the bound by the replica with most samples and its stage with most layers."""
         return math.ceil(self.samples / degrees.dp) * math.ceil(self.terms.num_layers / degrees.pp) * best
 
-    def _whole_s(self, degrees: Degrees, used: FloatArray, cost: FloatArray, head: FloatArray) -> float:
-        """Return the bound with whole layers, for stages of `cost` seconds per sample and layer [M]; 0 = none."""
-        machines = np.flatnonzero(used)
-        if degrees.pp == 1 or math.comb(degrees.pp + len(machines) - 1, degrees.pp) > MOST_MIXES:
+    # -- whole layers, replicas and memory -----------------------------------------------------------------------
+
+    def mix_table(self, degrees: Degrees) -> MixTable | None:
+        """Return the mixes of machines of a replica; None where they are too many."""
+        if not MixTable.is_small(degrees.pp, degrees.tp, self._sizes):
+            return None
+        key = (degrees.pp, degrees.tp)
+        table = self._mixes.get(key)
+        if table is None:
+            table = self._mixes[key] = MixTable(degrees.pp, degrees.tp, self._sizes)
+        return table
+
+    def _replicas_s(self, degrees: Degrees, counts: Sequence[int]) -> float:
+        """Return the bound by replicas; infinite where no placement on these GPUs holds the task, 0 = not known."""
+        table = self.mix_table(degrees)
+        if table is None:
             return 0.0
-        mixes = _mixes(degrees.pp, len(machines))
-        here = cost[machines]
-        pair = self.links.edge_matrix(range(len(cost)), self.terms.pp_bytes(self.mbs))
-        transfer = self.terms.pp_count / self.mbs * self.nearest(pair, used)[machines]
-        if not np.isfinite(transfer).all():
-            return 0.0  # stages on such a machine come last; the other bounds do
-        if degrees.tp > 1:  # a stage over several machines may send from its best connected one
-            transfer = np.full(len(machines), float(transfer.min()))
-        key = (degrees.pp, here.tobytes(), head[machines].tobytes(), transfer.tobytes())
-        least = self._mix_times.get(key)
-        if least is None:
-            least = self._mix_times[key] = _mix_s(mixes, here, head[machines], transfer, self.terms.num_layers)
-        prices = 1.0 / (here * (self.terms.num_layers + float((head[machines] / here).min())))
-        allowed = (mixes <= used[machines]).all(axis=1)
-        if not allowed.any():
-            return 0.0
-        loss = float((1.0 / least - mixes @ prices)[allowed].max())
-        return self.samples / (float(used[machines] @ prices) / degrees.tp + degrees.dp * loss)
+        key = (degrees.dp, degrees.pp, degrees.tp)
+        sums = self._sums.get(key)
+        if sums is None:
+            seconds = self.cells.plain(degrees.pp, degrees.tp, degrees.dp).mix_s(table.mixes, self.terms.num_layers)
+            sums = self._sums[key] = table.sums(speeds_of(seconds[0]), degrees.dp)
+        speed = float(table.at(sums, counts))
+        shared = self._shared.get(key)
+        if shared is not None:
+            speed = min(speed, float(table.at(shared, counts)))
+        return self.samples / speed if speed > 0.0 else math.inf
+
+    def share_split(self, degrees: Degrees, cutoff_s: float) -> bool:
+        """Make the bounds of these degrees mind that replicas share a layer split; tell whether that was done.
+
+        Seconds from `cutoff_s` on are of no interest: there the bound may stop. Not for generation.
+        """
+        table = self.mix_table(degrees)
+        key = (degrees.dp, degrees.pp, degrees.tp)
+        if table is None or key in self._shared or min(degrees.dp, degrees.pp) == 1 or not math.isfinite(cutoff_s):
+            return False
+        cells = self.cells.plain(degrees.pp, degrees.tp, degrees.dp)
+        sums = shared_split_sums(cells, table, degrees.dp, self.terms.num_layers, self.samples / cutoff_s)
+        if sums is not None:
+            self._shared[key] = sums
+        return sums is not None
 
     def _layer_cost(self, degrees: Degrees, used: FloatArray) -> FloatArray:
         """Return seconds per sample and layer of a stage, by machine [M]."""
@@ -208,12 +256,47 @@ class TaskBounds:
         if not table.fastest[on].all():
             return DecodeCurve(work, speed, multipliers, math.inf)  # as above
         fastest = float(table.fastest[on].max())
-        least = max(
-            self._least_s(degrees, 1.0 / fastest),
-            self._whole_s(degrees, used, 1.0 / np.maximum(table.fastest, 1e-300), np.zeros(len(used))),
-        )
+        least = self._least_s(degrees, 1.0 / fastest)
         # The dual is written for the sum of b over GPUs; speeds are per stage, hence / tp above.
-        return DecodeCurve(work, speed, multipliers / degrees.tp, least * (1.0 - SLACK))
+        curve = DecodeCurve(work, speed, multipliers / degrees.tp, least * (1.0 - SLACK))
+        return self._with_replicas(curve, degrees, counts)
+
+    def _with_replicas(self, curve: DecodeCurve, degrees: Degrees, counts: Sequence[int]) -> DecodeCurve:
+        """Return the curve with the dual over replicas, where their mixes are few enough."""
+        table = self.mix_table(degrees)
+        if table is None:
+            return curve
+        multipliers, prices = self._replica_prices(degrees, table)
+        key = (degrees.dp, degrees.pp, degrees.tp)
+        sums = self._sums.get(key)
+        if sums is None:
+            sums = self._sums[key] = table.sums(prices, degrees.dp)
+        speed = table.at(sums, counts)
+        if not np.isfinite(speed).all():
+            return replace(curve, least=math.inf)  # no replicas on these GPUs hold the model and one sequence
+        # A replica's batch counts once for each of its GPUs in the sequences summed over GPUs.
+        per_gpu = multipliers / (degrees.pp * degrees.tp)
+        return replace(curve, replica_work=float(self.samples), replica_speed=speed, replica_multipliers=per_gpu)
+
+    def _replica_prices(self, degrees: Degrees, table: MixTable) -> tuple[FloatArray, FloatArray]:
+        """Return multipliers [L] and the most of speed minus multiplier times batch, by mix [K, L]."""
+        key = (degrees.pp, degrees.tp)
+        found = self._prices.get(key)
+        if found is not None:
+            return found
+        decode = self.terms.decode
+        if decode is None:
+            raise ValueError(f"{self.task.value} does not decode")
+        batches = _batches(min(self.cap, self.samples))
+        seconds = self.cells.decoding(decode, *key, batches).mix_s(table.mixes, self.terms.num_layers)
+        speeds = speeds_of(seconds)
+        steepest = float((speeds[0][np.isfinite(speeds[0])]).max(initial=0.0))
+        multipliers = np.concatenate(([0.0], np.geomspace(1e-5, 1.0, REPLICA_MULTIPLIERS))) * steepest
+        # A batch between two of the grid is no faster than at the upper one, and counts as just above the lower one.
+        above = np.concatenate(([1.0], batches[:-1] + 1.0))
+        prices = (speeds[:, :, None] - multipliers * above[:, None, None]).max(axis=0)
+        self._prices[key] = multipliers, prices
+        return multipliers, prices
 
     def cache_per_gpu(self, degrees: Degrees) -> float:
         """Return cache bytes that one sequence takes on a GPU of its replica, on average."""
@@ -289,33 +372,9 @@ class _DecodeTable:
         return np.array([float(self.head[on].min()), 0.0])
 
 
-def _mixes(stages: int, machines: int) -> NDArray[np.int64]:
-    """Return every way to put so many stages on machines [K, machines]."""
-    if machines == 1:
-        return np.array([[stages]])
-    rows = [
-        np.column_stack((np.full(len(rest), first), rest))
-        for first in range(stages + 1)
-        for rest in (_mixes(stages - first, machines - 1),)
-    ]
-    return np.concatenate(rows)
-
-
-def _mix_s(
-    mixes: NDArray[np.int64], cost: FloatArray, head: FloatArray, transfer: FloatArray, num_layers: int
-) -> FloatArray:
-    """Return a lower bound on the seconds per sample of a pipeline of each mix [K], with whole layers.
-
-    Bisection; the lower end is returned, at which the layers do not fit.
-    """
-    low = np.zeros(len(mixes))
-    high = np.full(len(mixes), float(cost.max()) * num_layers + float(transfer.max()) + float(head.max()))
-    for _ in range(48):
-        middle = 0.5 * (low + high)
-        plain = np.floor(np.maximum(0.0, middle[:, None] - transfer) / cost + 1e-9)
-        last = np.floor(np.maximum(0.0, middle[:, None] - head) / cost + 1e-9)
-        gain = np.where(mixes > 0, last - plain, -np.inf).max(axis=1)
-        fits = (mixes * plain).sum(axis=1) + gain >= num_layers
-        high, low = np.where(fits, middle, high), np.where(fits, low, middle)
-    result: FloatArray = np.maximum(low, 1e-300)
-    return result
+def _batches(most: int) -> FloatArray:
+    """Return decode batches from 1 to `most`, denser at the low end, `most` included."""
+    batches = list(range(1, min(most, EACH_BATCH) + 1))
+    while batches[-1] < most:
+        batches.append(min(most, max(batches[-1] + 1, math.floor(batches[-1] * BATCH_STEP))))
+    return np.array(batches, dtype=np.float64)

@@ -4,48 +4,61 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
-from plans.cost.iteration import combine
 from plans.cost.model import Fanout
 from plans.cost.transfer import WeightLine
 from plans.memory import WEIGHT_OWNERS
+from plans.search.brute_force import JointSearch, TaskClass
 from plans.search.groupings import Grouping
 from plans.search.ilp.book import BoundBook
 from plans.search.ilp.classes import Column
 from plans.search.ilp.master import Choice
-from plans.search.problem import Problem
 from plans.workflow import RlTask, TaskKind, shape_of
 
 
 class ChoiceMaker:
     """Makes the columns of a grouping's program."""
 
-    def __init__(self, problem: Problem, book: BoundBook, columns: Mapping[RlTask, Sequence[Column]]) -> None:
+    def __init__(self, search: JointSearch, book: BoundBook, columns: Mapping[RlTask, Sequence[Column]]) -> None:
         """Keep the classes of every task."""
-        self.problem, self.book, self.columns = problem, book, columns
+        problem = search.problem
+        self.search, self.problem, self.book, self.columns = search, problem, book, columns
         job = problem.job
         self._line = WeightLine.of(shape_of(job, RlTask.ACTOR_TRAINING), job.weight_bytes_per_parameter)
         self._sizes = [int((problem.view.machine_of == m).sum()) for m in range(len(problem.view.machine_names))]
         self._transfers: dict[object, float] = {}
         self._made: dict[tuple[RlTask, bool, bool, bool], list[Choice]] = {}
 
-    def bound_s(self, grouping: Grouping, seconds: Mapping[RlTask, float]) -> float:
-        """Return the iteration of a grouping whose tasks take so long, the transfer left out."""
-        group_of = {task: g for g, tasks in enumerate(grouping) for task in tasks}
-        return combine(self.problem.job.mode, seconds, group_of, 0.0, self.problem.model.eta).iteration_s
-
     def least(self) -> dict[RlTask, float]:
         """Return the least bound of each task over its classes."""
         return {task: min(column.seconds for column in columns) for task, columns in self.columns.items()}
 
-    def choices(self, grouping: Grouping, cutoff_s: float, *, relaxed: bool) -> dict[RlTask, list[Choice]]:
+    def most_s(self, groupings: Sequence[Grouping], task: RlTask, cutoff_s: float) -> float:
+        """Return seconds from which on a task is too slow for a plan below the cut-off in any of these groupings."""
+        least = self.least()
+
+        def is_dear(seconds: float) -> bool:
+            return all(self.search.bound_s(grouping, {**least, task: seconds}) >= cutoff_s for grouping in groupings)
+
+        low, high = 0.0, cutoff_s
+        if not is_dear(high):
+            return math.inf
+        for _ in range(40):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if is_dear(middle) else (middle, high)
+        return high
+
+    def choices(
+        self, grouping: Grouping, cutoff_s: float, *, relaxed: bool, refuted: Sequence[Mapping[RlTask, Column]] = ()
+    ) -> dict[RlTask, list[Choice]]:
         """Return the columns of each task that can be part of a plan below the cut-off.
 
-        A column is left out when the grouping costs as much as the cut-off even with every other task at its least;
-        for relaxations dominated ones are, too.
+        A column is left out when the grouping costs as much as the cut-off even with every other task at its least,
+        or when another one dominates it: exchanging it for that one keeps the program feasible and its objective no
+        worse. Columns that a refutation names dominate nothing.
         """
         group_of = {task: g for g, tasks in enumerate(grouping) for task in tasks}
         least, offered = self.least(), {}
@@ -56,10 +69,17 @@ class ChoiceMaker:
             every = self._every(task, shares=shares, apart=apart, relaxed=relaxed)
 
             def is_dear(choice: Choice, task: RlTask = task) -> bool:
-                return self.bound_s(grouping, {**least, task: choice.seconds + choice.transfer_s}) >= cutoff_s
+                return self.search.bound_s(grouping, {**least, task: choice.seconds + choice.transfer_s}) >= cutoff_s
 
             # Dearer choices come later, and the iteration is monotone in each task.
-            offered[task] = every[: bisect_left(every, True, key=is_dear)]
+            every = every[: bisect_left(every, True, key=is_dear)]
+            is_tied = not relaxed and any(
+                owner is task and group_of.get(other, -1) == group_of[task] for other, owner in WEIGHT_OWNERS.items()
+            )
+            if not is_tied:
+                named = {part[task].cls for part in refuted if task in part}
+                every = undominated(every, anywhere=len(grouping) == 1, but=named)
+            offered[task] = every
         return offered
 
     def forget(self) -> None:
@@ -73,7 +93,6 @@ class ChoiceMaker:
         if made is None:
             maker = self._generation if task.kind is TaskKind.GENERATION else self._plain
             made = [choice for column in self.columns[task] for choice in maker(column, shares=shares, apart=apart)]
-            made = undominated(made) if relaxed else made
             made.sort(key=lambda choice: choice.seconds + choice.transfer_s)
             self._made[key] = made
         return made
@@ -122,18 +141,25 @@ class ChoiceMaker:
         return model.sync_factor * seconds * (1.0 - 1e-9)
 
 
-def undominated(choices: Sequence[Choice]) -> list[Choice]:
-    """Return the choices that no other one on the same GPUs beats in seconds, bytes and transfer together.
+def undominated(choices: Sequence[Choice], *, anywhere: bool, but: Set[TaskClass] = frozenset()) -> list[Choice]:
+    """Return the choices that no other one beats in seconds, bytes and transfer together, in their order.
 
-    For relaxations without the rows that tie tasks' classes to each other: there, exchanging a choice for one that
-    beats it keeps the program feasible and its objective no worse.
+    Args:
+        choices: choices of a task whose class ties no other task to it, cheapest first.
+        anywhere: whether the GPUs do not matter (a single group); otherwise only choices on the same GPUs compare.
+        but: classes that beat nothing.
     """
-    by_counts: dict[tuple[int, ...], list[Choice]] = {}
-    for choice in sorted(choices, key=lambda choice: (choice.seconds + choice.transfer_s, choice.held_bytes)):
-        kept = by_counts.setdefault(choice.column.cls.counts, [])
-        if not any(_beats(other, choice) for other in kept):
-            kept.append(choice)
-    return [choice for kept in by_counts.values() for choice in kept]
+    beating: dict[tuple[int, ...], list[Choice]] = {}
+    kept: list[Choice] = []
+    for choice in choices:
+        others = beating.setdefault(() if anywhere else choice.column.cls.counts, [])
+        if any(_beats(other, choice) for other in others):
+            continue
+        kept.append(choice)
+        # Weights used in place tie the choice to the class of their owner: it beats nothing.
+        if not choice.in_place and choice.column.cls not in but:
+            others.append(choice)
+    return kept
 
 
 def _beats(other: Choice, choice: Choice) -> bool:

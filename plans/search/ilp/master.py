@@ -9,6 +9,7 @@ concurrency. Variables: x[t,c] in {0,1}; n[g,m] >= 0 GPUs of a group; phases inf
 4. sum_t held[t,c] x[t,c] + working[s] <= sum_m n[g,m] capacity[m], for every task s of g    memory, in sum over GPUs
 5. in_place[t,c] <= x[owner(t),c]                      weights used in place cost no memory
 6. inf >= sum of the inference tasks of g, train >= sum of its training tasks: Phi of the grouping (or of eta)
+   (free overlap: inf and train >= each of their tasks alone)
 7. w >= transfer bound of generation's class where it does not share GPUs with training
 8. sync: z = gen + inf + train + w;  async: z >= gen + w, z >= inf + train + w
 9. z <= cutoff                                         the best plan known
@@ -26,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from plans.cost.overlap import Objective
 from plans.errors import SearchError, SolverUnavailableError
 from plans.search.groupings import Grouping
 from plans.search.ilp.classes import Column
@@ -90,6 +92,8 @@ class MasterInput:
     """Only plans below it are of interest; infinite = any."""
     scale_s: float
     """Seconds that the objective is divided by."""
+    objective: Objective = Objective.PHASES
+    """Seconds that are minimised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +232,10 @@ class _Program:
         pulp, eta = self.pulp, self.data.eta
         phase = self.problem.add_variable(f"phi_{kind.value}", 0)
         tasks = [task for task in self.data.choices if task.kind is kind]
-        if eta is None:
+        if self.data.objective is Objective.FREE_OVERLAP:
+            for task in tasks:
+                self.problem += phase >= self.seconds[task]
+        elif eta is None:
             for group in self.data.grouping:
                 self.problem += phase >= pulp.lpSum(self.seconds[task] for task in tasks if task in group)
         else:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plans.cost.compact import compact_of, plan_of
+from plans.cost.overlap import Objective, free_overlap_s
 from plans.feasibility import infeasible_error
 from plans.plan import Plan
 from plans.search.brute_force import Best
@@ -53,6 +54,9 @@ class IlpPlanner:
     part_steps: int = PART_STEPS
     """Steps of an enumeration that is to refute more than one choice of classes; 0 = leave all to the program."""
 
+    objective: Objective = Objective.PHASES
+    """Seconds that are minimised and that the bound is about: `iteration_s` or `free_overlap_s`."""
+
     def search(self, problem: Problem, run: SearchRun) -> Outcome:
         """Return the proved plan, or the best one with the bound reached."""
         incumbent: Incumbent[Plan] = Incumbent(run, phase="first plan")
@@ -72,6 +76,7 @@ class IlpPlanner:
             solver=self.solver,
             tolerance=self.tolerance,
             part_steps=self.part_steps,
+            objective=self.objective,
             on_step=keep,
         )
         bound_s = proof.run()
@@ -92,7 +97,7 @@ class IlpPlanner:
             run.meter.spend_at_most(meter.evaluations)
             trace = tuple((begin + seconds, count, best_s) for seconds, count, best_s in outcome.trace)
             plan = outcome.plan if outcome.plan is not None else plan
-        score_s = math.inf if plan is None else _score_s(problem, plan)
+        score_s = math.inf if plan is None else _score_s(problem, plan, self.objective)
         if plan is not None and score_s < math.inf:
             incumbent.offer(score_s, plan)
         incumbent.trace[:0] = [entry for entry in trace if entry[2] > score_s]
@@ -130,9 +135,13 @@ def _warm_budget(budget: Budget) -> Budget:
     return Budget(seconds=min(WARM_SECONDS, (budget.seconds or WARM_SECONDS) * WARM_SHARE))
 
 
-def _score_s(problem: Problem, plan: Plan) -> float:
+def _score_s(problem: Problem, plan: Plan, objective: Objective) -> float:
     try:
         compact = compact_of(plan, problem.cluster)
     except ValueError:
         return math.inf  # replicas of unlike shape: outside the plan space; the caller still compares with it
-    return problem.evaluator.evaluate(compact).score_s
+    evaluation = problem.evaluator.evaluate(compact)
+    if objective is Objective.PHASES or not evaluation.feasible:
+        return evaluation.score_s
+    gpus = {task: frozenset(placement.flat.tolist()) for task, placement in compact.tasks.items()}
+    return free_overlap_s(problem.job.mode, evaluation.task_s, gpus, evaluation.phases.transfer_s)

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from plans.cost import CompactPlan, CostModel, plan_of, price
+from plans.cost import CompactPlan, CostModel, collectives, plan_of, price
+from plans.cost.collectives import RingSolution
 from plans.errors import PlanMismatchError
 from plans.plan import Plan
 from plans.spec.cluster import Cluster
@@ -30,7 +31,8 @@ def test_document_has_exactly_the_contract_fields_and_additions() -> None:
     document = json.loads(report.to_json())
     assert list(document) == [
         "iteration_s", "throughput_samples_s", "throughput_tokens_s", "usd_per_hour", "usd_per_million_tokens",
-        "phases", "tasks", "memory", "feasible", "violations", "model", "bottlenecks", "decode_batches"]  # fmt: skip
+        "phases", "tasks", "memory", "feasible", "violations", "model", "bottlenecks", "decode_batches",
+        "free_overlap_s", "rings_proved"]  # fmt: skip
     assert list(document["phases"]) == ["generation_s", "inference_s", "training_s", "transfer_s"]
     assert list(document["tasks"]["actor_training"]) == [
         "total_s", "comp_s", "hbm_s", "tp_s", "pp_s", "dp_s", "bubble_s"]  # fmt: skip
@@ -100,3 +102,13 @@ def test_calibrated_price_is_dearer_than_the_paper_price() -> None:
         assert cheap is not None
         assert dear is not None
         assert dear.total_s > cheap.total_s
+
+
+def test_a_ring_whose_order_is_not_proved_best_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = paper_cluster([("A100-40", region, 2) for region in ("oh", "pa", "sp", "va")], memory_scale=10)
+    job = paper_job("qwen3-4b", algorithm="grpo")
+    plan = everything_on(cluster, job, np.arange(8).reshape(1, 1, 8), [36], [3072])
+    assert price(cluster, job, plan, CostModel.paper()).rings_proved
+    unproved = RingSolution(1.0, is_proved=False)
+    monkeypatch.setattr(collectives, "best_ring", lambda _counts, _cost: unproved)
+    assert not price(cluster, job, plan, CostModel.paper()).rings_proved

@@ -39,6 +39,19 @@ def test_layers_respect_memory_caps():
     assert rates.resident_share(np.array([[[0], [1]]], dtype=np.int32), layers) <= 1.0
 
 
+def test_the_stage_with_the_vocabulary_head_gets_fewer_layers_when_calibrated():
+    # Per sample of 2,048 tokens a layer has 2 * 2048 * 15.7 million plus 2 * 2048^2 * 16 * 128 FLOP = 0.082e12, the
+    # head 2 * 2048 * 1024 * 151936 = 0.637e12: as much as 7.8 layers, so 28 layers are cut at 18 | 10.
+    cluster = paper_cluster([("A100-40", "a", 2)])
+    grid = np.array([[[0], [1]]], dtype=np.int32)
+    job = paper_job("qwen3-0.6b")
+    calibrated = PlanEvaluator(cluster, job, CostModel.calibrated())
+    assert TaskRates(calibrated, RlTask.REFERENCE_INFERENCE, 1).layers(grid, LayerSplit.SPEED) == (18, 10)
+    assert TaskRates(calibrated, RlTask.REWARD_INFERENCE, 1).layers(grid, LayerSplit.SPEED) == (14, 14)
+    paper = PlanEvaluator(cluster, job, CostModel.paper())
+    assert TaskRates(paper, RlTask.REFERENCE_INFERENCE, 1).layers(grid, LayerSplit.SPEED) == (14, 14)
+
+
 @pytest.mark.parametrize("model", [CostModel.paper(), CostModel.calibrated()])
 def test_balancing_never_costs_time_on_unlike_replicas(model):
     cluster = paper_cluster([("A100-40", "a", 2), ("L40S", "a", 2)])

@@ -31,6 +31,24 @@ def test_decode_of_equal_sequences_takes_one_step_per_token_after_one_prefill(hb
     assert generation[0].end_s == pytest.approx(4.3159552e-5 + 8 * step_s, rel=1e-9)
 
 
+def test_two_stages_prefill_and_decode_in_two_groups() -> None:
+    """8 samples in 2 groups of 4 through 2 stages of 2 layers.
+
+    Prefill of a group: 64 tokens, attended 544: 2 x (2 x 64 x 40,960 + 4 x 544 x 64) = 10,764,288 FLOP a stage, logits
+    2 x 4 x 64 x 100 = 51,200 on the last. Hop: 64 x 64 x 2 bytes over 1e12 bytes/s. Both stages, the hop, and the last
+    stage once more for the second group: 1.0764288e-5 + 8.192e-9 + 2 x 1.0815488e-5.
+    Step: 2 x (2 x 4 x 40,960 + 4 x 80 x 64) + 51,200 = 747,520 FLOP on the last stage, twice: 1.49504e-6 s (more than
+    both stages and the hop together, 1.444352e-6 s).
+    """
+    cluster, job = cluster_of(gpus=2), job_of()
+    alone = task_plan([[["m0/0"]]], [8], [4])
+    tasks = {RlTask.ACTOR_GENERATION: task_plan([[["m0/0"], ["m0/1"]]], [8], [2, 2])}
+    tasks |= {RlTask.REFERENCE_INFERENCE: alone, RlTask.ACTOR_TRAINING: alone}
+    result = simulate(cluster, job, plan_of(cluster, job, tasks), SimulationSettings(iterations=1))
+    end_s = max(i.end_s for i in result.intervals if i.activity == "actor_generation")
+    assert end_s == pytest.approx(1.0764288e-5 + 8.192e-9 + 2 * 1.0815488e-5 + 8 * 1.49504e-6, rel=1e-9)
+
+
 def test_synchronous_iterations_are_equal_and_never_stale() -> None:
     cluster, job = cluster_of(2), job_of()
     result = simulate(cluster, job, one_gpu_each(cluster, job, "m0/0", "m1/0"), SimulationSettings(iterations=3))

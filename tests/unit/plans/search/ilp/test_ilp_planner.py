@@ -6,8 +6,10 @@ import math
 
 import pytest
 
+from plans.cost import price
 from plans.cost.compact import compact_of
 from plans.cost.model import CostModel
+from plans.cost.overlap import Objective
 from plans.errors import InfeasibleError, NoIncumbentError
 from plans.search.budget import Budget, Meter
 from plans.search.ilp.planner import IlpPlanner
@@ -114,3 +116,17 @@ def test_ilp_with_a_forbidden_link_proves_the_optimum(model: CostModel) -> None:
     outcome = COLD.search(problem, counted_run())
     assert outcome.optimal
     assert _seconds(problem, outcome) == pytest.approx(bounded_brute_force(problem).score_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_ilp_proves_the_least_makespan_of_free_overlap(mode: str) -> None:
+    # Two tasks of one group on different GPUs: the makespan lets them overlap, the phases do not.
+    problem = tiny_problem([("A100-40", "a", 2), ("L4", "b", 1)], mode=mode, memory_scale=0.5)
+    outcome = IlpPlanner(warm_method=None, objective=Objective.FREE_OVERLAP).search(problem, counted_run())
+    best_s = bounded_brute_force(problem, Objective.FREE_OVERLAP).score_s
+    assert outcome.plan is not None
+    assert (outcome.optimal, outcome.status) == (True, "optimal")
+    report = price(problem.cluster, problem.job, outcome.plan, problem.model)
+    assert report.free_overlap_s == pytest.approx(best_s, rel=1e-6)
+    assert outcome.bound_s == pytest.approx(best_s, rel=2e-6)
+    assert best_s <= bounded_brute_force(problem).score_s * (1.0 + 1e-12)
