@@ -1,7 +1,8 @@
 """Benchmarks of `areal-hex`: scheduler time, repairs against the printed text, equal money, against `sha-ea`.
 
 Run from the repository root: `python -m benchmarks.planner.areal_hex` (writes `results/areal_hex.json`).
-`--only scheduler,money,methods` picks parts; parts that are left out keep what the file already holds.
+`--only scheduler,money,methods` picks parts; parts that are left out keep what the file already holds. `--sizes 14b`
+does the rows of some model sizes of the equal-money part; each row carries its own environment.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,13 +110,14 @@ def scheduler() -> list[dict[str, object]]:
     return rows
 
 
-def money() -> list[dict[str, object]]:
+def money(sizes: Sequence[str] = SIZES) -> list[dict[str, object]]:
     """Clusters of equal money judged by the simulator."""
     rows = []
-    for size in SIZES:
+    for size in sizes:
         job = areal_job(size)
         row: dict[str, object] = {
             "size": size,
+            "environment": environment(),
             "published_vs_h800": PUBLISHED[size][0],
             "published_vs_h20": PUBLISHED[size][1],
         }
@@ -179,13 +181,26 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "areal_hex.json")
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--sizes", default=",".join(SIZES), help="of the equal-money part")
     options = parser.parse_args(arguments)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     results: dict[str, object] = json.loads(options.out.read_text()) if options.out.exists() else {}
     for part in options.only.split(","):
-        results[part] = {"environment": environment(), "rows": PARTS[part]()}
+        if part == "money":
+            results[part] = _with_rows(results.get(part), money(options.sizes.split(",")))
+        else:
+            results[part] = {"environment": environment(), "rows": PARTS[part]()}
         options.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
+
+
+def _with_rows(part: object, rows: list[dict[str, object]]) -> dict[str, object]:
+    """Return the part with the rows of these sizes replaced or added; the others stay as they were measured."""
+    kept = part if isinstance(part, dict) else {"environment": environment(), "rows": []}
+    new = {str(row["size"]): row for row in rows}
+    others = [row for row in kept["rows"] if row["size"] not in new]
+    ordered = sorted([*others, *new.values()], key=lambda row: SIZES.index(row["size"]))
+    return {"environment": kept["environment"], "rows": ordered}
 
 
 if __name__ == "__main__":

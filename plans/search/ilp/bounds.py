@@ -79,6 +79,8 @@ class DecodeCurve:
             return math.inf
         fastest = (self.speed + self.multipliers * concurrency).min(axis=1)
         replicas = float((self.replica_speed + self.replica_multipliers * concurrency).min())
+        if replicas <= 0.0:
+            return math.inf  # no replicas decode so few sequences
         flow = max(float((self.work / fastest).max()), self.replica_work / replicas)
         return max(self.least, flow * (1.0 - SLACK))
 
@@ -288,12 +290,12 @@ class TaskBounds:
         if decode is None:
             raise ValueError(f"{self.task.value} does not decode")
         batches = _batches(min(self.cap, self.samples))
-        seconds = self.cells.decoding(decode, *key, batches).mix_s(table.mixes, self.terms.num_layers)
+        # A batch between two of the grid is no faster than the upper one, and holds and counts more than the lower one.
+        above = np.concatenate(([1.0], batches[:-1] + 1.0))
+        seconds = self.cells.decoding(decode, *key, batches, above).mix_s(table.mixes, self.terms.num_layers)
         speeds = speeds_of(seconds)
         steepest = float((speeds[0][np.isfinite(speeds[0])]).max(initial=0.0))
         multipliers = np.concatenate(([0.0], np.geomspace(1e-5, 1.0, REPLICA_MULTIPLIERS))) * steepest
-        # A batch between two of the grid is no faster than at the upper one, and counts as just above the lower one.
-        above = np.concatenate(([1.0], batches[:-1] + 1.0))
         prices = (speeds[:, :, None] - multipliers * above[:, None, None]).max(axis=0)
         self._prices[key] = multipliers, prices
         return multipliers, prices

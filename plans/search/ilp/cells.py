@@ -59,8 +59,20 @@ class CellBook:
         most = self._most_layers(pp, tp, dp, cache_bytes=0.0)
         return CellTimes(layer[None, None], head[None, None], transfer[None], most[None])
 
-    def decoding(self, decode: DecodeTerms, pp: int, tp: int, batches: FloatArray) -> CellTimes:
-        """Return the cells of generation for each decode batch [G]."""
+    def decoding(
+        self, decode: DecodeTerms, pp: int, tp: int, batches: FloatArray, least: FloatArray | None = None
+    ) -> CellTimes:
+        """Return the cells of generation for each decode batch [G].
+
+        Args:
+            decode: constants of decoding.
+            pp: stages.
+            tp: GPUs of a cell.
+            batches: sequences decoded together [G].
+            least: sequences whose cache must fit [G]; absent = the same. With fewer of them the cells bound every
+                batch between the two, as a larger batch is faster and a smaller one fits where a larger one does.
+        """
+        held = batches if least is None else least
         terms, response, groups = self.terms, decode.lengths.response, decode.groups(pp)
         passes = (response * groups / batches)[:, None]  # of each stage's weights, per sample
         flat = self._spread(terms.passes * terms.layer_flop / (self.flop_per_s * tp), tp)
@@ -80,7 +92,7 @@ class CellBook:
         )
         transfer = np.array([self._decode_transfer_s(decode, response, groups, tp, b) for b in batches.tolist()])
         one = self.memory.cache_bytes(1, tp)
-        most = np.stack([self._most_layers(pp, tp, 1, cache_bytes=b * one) for b in batches.tolist()])
+        most = np.stack([self._most_layers(pp, tp, 1, cache_bytes=b * one) for b in held.tolist()])
         return CellTimes(layer, np.stack([head_read, head_work], axis=1), transfer, most)
 
     def _decode_transfer_s(

@@ -22,7 +22,7 @@ IntArray = NDArray[np.int64]
 #: Mixes of a replica, and states of the dynamic program, beyond which it is not done.
 MOST_MIXES, MOST_STATES = 4_000, 20_000
 #: Halvings of an interval of seconds per sample; its lower end is used.
-HALVINGS = 34
+HALVINGS = 44
 
 
 class MixTable:

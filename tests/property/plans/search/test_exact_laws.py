@@ -79,12 +79,13 @@ def test_ilp_does_not_depend_on_the_order_of_machines(machines: Machines, mode: 
     MODES,
     MODELS,
     st.sampled_from([10.0, 400.0, 5000.0]),
+    st.sampled_from([8, 200]),
 )
 def test_bounds_of_tasks_are_below_the_price_of_any_plan(
-    seed: int, machines: list[tuple[str, str, int]], mode: str, model: CostModel, local_gbps: float
+    seed: int, machines: list[tuple[str, str, int]], mode: str, model: CostModel, local_gbps: float, prompts: int
 ) -> None:
     cluster = paper_cluster(machines, local_gbps=local_gbps)
-    job = paper_job("qwen3-0.6b", algorithm="ppo", mode=mode, prompts=8, responses=4)
+    job = paper_job("qwen3-0.6b", algorithm="ppo", mode=mode, prompts=prompts, responses=4)
     problem = Problem(cluster, job, model)
     book, rng = BoundBook(problem), np.random.default_rng(seed)
     for _ in range(10):
