@@ -144,7 +144,7 @@ class RunFollower:
     def _new_records(self, num_done: int) -> list[str]:
         events = []
         k = len(self.records)
-        while k < min(num_done + self.entry.max_staleness + 1, self.entry.iterations):
+        while k < min(num_done + self.entry.lead + 1, self.entry.iterations):
             try:
                 record = read_iteration(self.store, self.entry.run, k)
             except (ObjectMissingError, TransientStorageError):

@@ -45,6 +45,7 @@ def entry_of(resolved: ResolvedRun) -> RunEntry:
         ),
         iterations=resolved.iterations,
         max_staleness=job.max_staleness,
+        generate_ahead=job.asynchrony.generate_ahead,
         evaluate_every=job.evaluation.every,
         profile_every=job.profile.every,
         gate_deadline_s=job.limits.gate_deadline_s,

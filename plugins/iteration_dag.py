@@ -76,7 +76,7 @@ def build_run_dags(files: Iterable[Path], wanted: str | None = None) -> dict[str
 
 def build_run_dag(entry: RunEntry) -> DAG:
     """Return the DAG of a run."""
-    is_sync = entry.max_staleness == 0
+    is_sync = entry.lead == 0
     dag = DAG(
         dag_id=dag_id_of(entry.run),
         description=f"RL post-training run {entry.run}: {entry.iterations} iterations",
@@ -85,7 +85,8 @@ def build_run_dag(entry: RunEntry) -> DAG:
         start_date=EPOCH,
         catchup=True,
         is_paused_upon_creation=False,
-        max_active_runs=entry.max_staleness + 1,
+        # The gates hold the order; this bound keeps Airflow from creating iterations that could only wait.
+        max_active_runs=entry.lead + 1,
         # The failure pauses the DAG in its own transaction, so that no later iteration starts. Without effect in async
         # mode, where a later one runs already; there the gates hold it.
         max_consecutive_failed_dag_runs=1 if is_sync else 0,
@@ -109,12 +110,12 @@ def build_run_dag(entry: RunEntry) -> DAG:
 def _wire(entry: RunEntry) -> None:
     rows = _Rows(entry)
     steps: list[list[BaseOperator]] = [
-        [rows.gate("wait_for_policy", max_lag=entry.max_staleness)],
+        [rows.gate("wait_for_policy", max_lead=entry.lead)],
         [rows.once(StageName.PREPARE), *rows.per_queue(StageName.PROFILE)],
         [rows.once(StageName.PLAN)],
         rows.per_queue(StageName.GENERATE),
         rows.per_queue(StageName.INFER),
-        [rows.gate("wait_for_turn", max_lag=0)] if entry.max_staleness else [],
+        [rows.gate("wait_for_turn", max_lead=0)] if entry.lead else [],
         rows.per_queue(StageName.TRAIN),
         [rows.once(StageName.COMMIT_POLICY)],
         rows.per_region(StageName.WEIGHT_SYNC, prefix="sync"),
@@ -149,14 +150,14 @@ class _Rows:
             rows.append(self._stage(stage, f"{prefix}.{region}", machine, {"region": region}))
         return rows
 
-    def gate(self, task_id: str, max_lag: int) -> BaseOperator:
+    def gate(self, task_id: str, max_lead: int) -> BaseOperator:
         """Return a gate on the committed policy version."""
         entry = self.entry
         return PolicyGateOperator(
             task_id=task_id,
             run=entry.run,
             root=entry.root,
-            max_lag=max_lag,
+            max_lead=max_lead,
             deadline_s=entry.gate_deadline_s,
             storage_options=dict(entry.storage_options),
             trigger_rule=TriggerRule.NONE_FAILED,

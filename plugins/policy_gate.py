@@ -1,5 +1,8 @@
 """The gate of an iteration: it opens when the policy version that the iteration needs is committed.
 
+`wait_for_policy` holds generation to its lead over training, `wait_for_turn` keeps training serial (lead 0). Which
+version an iteration needs is the counter rule of `stages.staleness.pacing`.
+
 Airflow's own ordering (`depends_on_past`, `max_active_runs`) is not trusted: a skipped task satisfies it, backfills
 have their own budget, operators can mark anything. The head of the policy log in the object store is the authority.
 """
@@ -14,11 +17,12 @@ from airflow.sdk import BaseOperator, Context
 from plugins.policy_trigger import PolicyVersionTrigger, read_head_version
 from stages.errors import DeadlineError, StageError
 from stages.home import iteration_of
+from stages.staleness.pacing import may_generate, version_needed
 from storage.errors import TransientStorageError
 
 
 class PolicyGateOperator(BaseOperator):
-    """Waits, without holding a slot, until policy version `iteration - max_lag` is committed."""
+    """Waits, without holding a slot, until policy version `iteration - max_lead` is committed."""
 
     ui_color = "#f4ead5"
 
@@ -27,7 +31,7 @@ class PolicyGateOperator(BaseOperator):
         *,
         run: str,
         root: str,
-        max_lag: int,
+        max_lead: int,
         deadline_s: float,
         storage_options: dict[str, Any] | None = None,
         **kwargs: Any,  # noqa: ANN401 - BaseOperator's own arguments
@@ -37,7 +41,7 @@ class PolicyGateOperator(BaseOperator):
         Args:
             run: Run name.
             root: Object-store root with the run's policies.
-            max_lag: Policy versions that the iteration may be behind; 0 demands the version of the iteration itself.
+            max_lead: Iterations that what follows may run ahead of training; 0 demands the iteration's own version.
             deadline_s: Longest wait.
             storage_options: Options for opening the store.
             **kwargs: Arguments of `BaseOperator`.
@@ -45,7 +49,7 @@ class PolicyGateOperator(BaseOperator):
         super().__init__(**kwargs)
         self.run_name = run
         self.root = root
-        self.max_lag = max_lag
+        self.max_lead = max_lead
         self.deadline_s = deadline_s
         self.storage_options = dict(storage_options or {})
 
@@ -63,7 +67,7 @@ class PolicyGateOperator(BaseOperator):
         except TransientStorageError as error:
             self.log.warning("head of run %s can't be read now: %s", self.run_name, error)
             found = None
-        if found is not None and found >= needed:
+        if found is not None and may_generate(iteration, found, self.max_lead):
             self.log.info("policy version %d is committed, %d is needed", found, needed)
             return found
         self.log.info("policy version %d is needed, the head is %s; waiting", needed, found)
@@ -100,4 +104,4 @@ class PolicyGateOperator(BaseOperator):
 
     def version_needed(self, iteration: int) -> int:
         """Return the policy version that an iteration waits for; the first ones wait for the initial policy, 0."""
-        return max(0, iteration - self.max_lag)
+        return version_needed(iteration, self.max_lead)

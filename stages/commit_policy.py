@@ -56,7 +56,7 @@ def retention_rule(context: StageContext) -> RetentionRule:
     return RetentionRule(
         keep_newest=max(storage.keep_policies, storage.keep_checkpoints),
         keep_every=storage.keep_every or None,
-        max_staleness=context.job.max_staleness,
+        max_staleness=max(context.job.max_staleness, context.job.generate_ahead),
         grace_s=context.job.limits.stage_deadline_s,
     )
 

@@ -17,10 +17,11 @@ from plans.spec.cluster import Machine
 from stages.contract import StageRequest
 from stages.engines.file_lock import exclusive
 from stages.errors import ContractError
-from stages.plan_history import NumberedPlan, committed_plans, plan_of_iteration
+from stages.plan_history import NumberedPlan, numbered_plan
 from stages.runs import ResolvedRun, load_run
 from stages.spec.job import TrainingJob
 from stages.timing import Clock, Deadline, PhaseTimer
+from storage.runs import decided_plan
 from storage.store import Store, open_store
 
 if TYPE_CHECKING:  # only stages that use engines pay for the import
@@ -147,12 +148,12 @@ class StageContext:
         Raises:
             ContractError: the run has none yet.
         """
-        entry = plan_of_iteration(committed_plans(self.home, self.run.name), self.iteration)
-        if entry is None:
+        number = decided_plan(self.home, self.run.name, self.iteration)
+        if number is None:
             raise ContractError(
                 f"run {self.run.name}: iteration {self.iteration} has no plan yet; run stage plan for it first."
             )
-        return entry
+        return numbered_plan(self.home, self.run.name, number)
 
     @property
     def plan_number(self) -> int:

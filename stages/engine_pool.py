@@ -2,13 +2,19 @@
 
 Thread counts, devices and batch sizes come from the plan. Whatever an engine loads is proved by the canary: its
 log-probs on fixed rows against those that the trainer stored with the policy.
+
+Iterations overlap in async mode, so stages share a generation engine. Weights are loaded only under the engine's
+weights lock, and which version is wanted is decided under it. Who needs one version for several calls (evaluation)
+keeps the lock; who takes any version within its bounds (rollouts) holds it while it loads only.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +23,7 @@ from plans.plan import Replica, TaskPlan
 from plans.workflow import RlTask
 from stages.engines.canary import CanaryRecord, check_canary
 from stages.engines.client import RemoteEngine
+from stages.engines.file_lock import exclusive
 from stages.engines.launch import EngineLaunch, Role
 from stages.engines.manager import EngineManager
 from stages.errors import ContractError, WeightMismatchError
@@ -42,15 +49,41 @@ class EnginePool:
         self.manager = EngineManager(context.state_dir)
         self._open: list[RemoteEngine] = []
 
-    def generation(self, replica: int, policy: Policy) -> RemoteEngine:
-        """Return the generation engine of a replica, holding a policy version, proved by the canary."""
-        return self._with_weights(self._generation_launch(replica), policy)[0]
+    def generation(self, replica: int, wanted: Callable[[], Policy]) -> RemoteEngine:
+        """Return the generation engine of a replica, holding the wanted policy version, proved by the canary.
 
-    def refresh_generation(self, replica: int, policy: Policy) -> bool:
-        """Load a policy version into a replica's engine if that is running; whether weights were loaded."""
+        Args:
+            replica: Replica of the plan's generation task.
+            wanted: Says which version; asked while nobody else can load one. Another stage may load another version as
+                soon as this returns.
+        """
+        with self.pinned_generation(replica, wanted) as engine:
+            return engine
+
+    @contextmanager
+    def pinned_generation(self, replica: int, wanted: Callable[[], Policy]) -> Iterator[RemoteEngine]:
+        """Give the engine as `generation` does; no other stage loads weights into it within the block."""
         launch = self._generation_launch(replica)
-        running = {record.identity for record in self.manager.list()}
-        return launch.identity() in running and self._with_weights(launch, policy)[1]
+        with self._weights_lock(launch):
+            yield self._with_weights(launch, wanted())[0]
+
+    def refresh_generation(self, replica: int, wanted: Callable[[], Policy]) -> bool:
+        """Load the wanted policy version into a replica's engine if that is running; whether weights were loaded."""
+        launch = self._generation_launch(replica)
+        if launch.identity() not in {record.identity for record in self.manager.list()}:
+            return False
+        with self._weights_lock(launch):
+            return self._with_weights(launch, wanted())[1]
+
+    @contextmanager
+    def _weights_lock(self, launch: EngineLaunch) -> Iterator[None]:
+        context = self._context
+        what = f"the weights of {launch.role} engine {launch.name} of run {launch.run} (replica {launch.replica})"
+        folder = context.state_dir / "weights_locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + context.deadline.remaining_s(what)
+        with exclusive(folder / launch.identity(), deadline, what):
+            yield
 
     def _generation_launch(self, replica: int) -> EngineLaunch:
         job = self._context.job
@@ -188,7 +221,8 @@ class EnginePool:
             return engine, False
         context.log("load", role=launch.role, engine=launch.name, version=policy.version)
         try:
-            engine.load_weights(directory, policy.version, policy.weights_hash)
+            is_urgent = context.job.asynchrony.partial_rollouts
+            engine.load_weights(directory, policy.version, policy.weights_hash, is_urgent=is_urgent)
             self._prove(engine, policy, context.job.limits.canary_max_logprob_gap)
         except WeightMismatchError:
             self.discard(engine)

@@ -7,7 +7,6 @@ from stages.context import StageContext, StageOutcome
 from stages.errors import ContractError
 from stages.evaluations import stored_evaluation
 from stages.generate import run_prompts, sampling_metrics
-from stages.policy_files import policy_at_home
 from stages.reward_shards import reward_shards
 from stages.rollout_shards import Shard
 from stages.sampling import sample_shards, shard_keys
@@ -39,9 +38,12 @@ def is_due(iteration: int, iterations: int, every: int) -> bool:
 
 
 def evaluate_version(context: StageContext, version: int) -> StageOutcome:
-    """Sample and score the held-out prompts under a committed policy version, on this machine's engines."""
+    """Sample and score the held-out prompts under a committed policy version, on this machine's engines.
+
+    The engines hold this version until it is done; rollouts of later iterations wait meanwhile, and take the newest
+    version afterwards.
+    """
     spec = context.job.evaluation
-    policy = policy_at_home(context, version)
     prompts = run_prompts(context)
     chosen = prompts.for_evaluation(context.job.data.seed, spec.prompts)
     replicas = local_replicas(context.plan.tasks[RlTask.ACTOR_GENERATION], context.machine.name)
@@ -60,11 +62,11 @@ def evaluate_version(context: StageContext, version: int) -> StageOutcome:
         newest_version=version,
     )
     context.log("evaluate", version=version, prompts=len(chosen))
-    sampled = sample_shards(context, batch, prompts, policy, replicas=replicas)
+    sampled = sample_shards(context, batch, prompts, replicas=replicas)
     shards = [Shard(context.store, manifest) for manifest in sampled.manifests]
     rows = {prompt.row.prompt_id: prompt.row for prompt in chosen}
     scored = reward_shards(context, shards, rows, sampled.num_shards, Split.EVAL)
-    metrics = {**sampling_metrics(sampled, policy), **(stored_evaluation(context, version) or {}), "is_due": True}
+    metrics = {**sampling_metrics(sampled), **(stored_evaluation(context, version) or {}), "is_due": True}
     return StageOutcome(
         reused=sampled.num_reused == len(sampled.manifests) and scored.num_reused == len(shards),
         artefacts=(*shard_keys(sampled), *(manifest.key for manifest in scored.manifests)),

@@ -30,7 +30,7 @@ from storage.rollouts import write_family
 def run_stage(context: StageContext) -> StageOutcome:
     """Score this machine's shards."""
     prompts = run_prompts(context)
-    num_shards = len(shard_ranges(context.job.planner.batch.prompts, context.job.prompts_per_shard))
+    num_shards = len(shard_ranges(context.job.prompts_per_iteration, context.job.prompts_per_shard))
     mine = _local_shards(context, RlTask.ACTOR_GENERATION, num_shards)
     rollouts = _rollouts(context, mine)
     rewards = reward_shards(context, rollouts, _rows_by_id(context, prompts), num_shards, Split.TRAIN)
@@ -55,7 +55,7 @@ def run_stage(context: StageContext) -> StageOutcome:
 
 def _rows_by_id(context: StageContext, prompts: Prompts) -> Mapping[str, Any]:
     job = context.job
-    rows = prompts.of_iteration(job.data.seed, context.iteration, job.planner.batch.prompts)
+    rows = prompts.of_iteration(job.data.seed, context.iteration, job.prompts_per_iteration)
     return {prompt.row.prompt_id: prompt.row for prompt in rows}
 
 

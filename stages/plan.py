@@ -15,13 +15,13 @@ from plans.spec.cluster import Cluster
 from plans.workflow import RlTask
 from stages.context import StageContext, StageOutcome
 from stages.contract import StageName
-from stages.plan_history import NumberedPlan, committed_plans, plan_of_iteration, with_adoption
+from stages.plan_history import NumberedPlan, committed_plans, numbered_plan, plan_of_iteration, with_adoption
 from stages.planning import choose_plan
 from stages.profile import find_profile, last_due
 from storage import layout
 from storage.errors import AlreadyPublishedError
 from storage.layout import escape_name
-from storage.runs import write_plan
+from storage.runs import decide_plan, decided_plan, write_plan
 
 
 def run_stage(context: StageContext) -> StageOutcome:
@@ -41,28 +41,45 @@ def run_stage(context: StageContext) -> StageOutcome:
 def ensure_plan(context: StageContext) -> tuple[NumberedPlan, bool]:
     """Return the plan of the iteration, and whether it was made by this call.
 
-    A decision is final: one made for this or a later iteration is kept when the stage is repeated.
+    A decision is final: it is kept when the stage is repeated.
     """
-    plans = committed_plans(context.home, context.run.name)
-    standing = plan_of_iteration(plans, context.iteration)
-    if standing is not None:
-        is_decided = standing.adopted_at == context.iteration or plans[-1].adopted_at > context.iteration
-        if is_decided or not is_due(context, standing.plan):
+    home, run, k = context.home, context.run.name, context.iteration
+    decided = decided_plan(home, run, k)
+    if decided is not None:
+        return numbered_plan(home, run, decided), False
+    entry, is_new = _choose(context)
+    number = decide_plan(home, run, k, entry.number)
+    return (entry, is_new) if number == entry.number else (numbered_plan(home, run, number), False)
+
+
+def _choose(context: StageContext) -> tuple[NumberedPlan, bool]:
+    """Keep the plan in force, or commit another one.
+
+    Numbers grow with the iterations that plans are made for: where overlapping iterations choose at once, the earlier
+    one finds the later one's plan committed and keeps the plan that it has.
+    """
+    home, run, k = context.home, context.run.name, context.iteration
+    chosen: Plan | None = None
+    while True:
+        plans = committed_plans(home, run)
+        standing = plan_of_iteration(plans, k)
+        if standing is not None:
+            is_chosen = standing.adopted_at == k or plans[-1].adopted_at > k
+            if is_chosen or not is_due(context, standing.plan):
+                return standing, False
+        if chosen is None:
+            with context.phase("search"):
+                chosen = choose_plan(
+                    context.run.cluster, context.job.planner, profiles=_profiles(context), seed=context.run.seed
+                )
+        if standing is not None and standing.plan.fingerprint == chosen.fingerprint:
             return standing, False
-    with context.phase("search"):
-        chosen = choose_plan(
-            context.run.cluster, context.job.planner, profiles=_profiles(context), seed=context.run.seed
-        )
-    if standing is not None and standing.plan.fingerprint == chosen.fingerprint:
-        return standing, False
-    number = len(plans)
-    try:
-        document = with_adoption(chosen, context.iteration).to_document()
-        write_plan(context.home, context.run.name, number, document)
-    except AlreadyPublishedError:
-        context.log("another attempt's plan stands", plan=number)
-        return committed_plans(context.home, context.run.name)[number], False
-    return NumberedPlan(number, context.iteration, chosen), True
+        try:
+            write_plan(home, run, len(plans), with_adoption(chosen, k).to_document())
+        except AlreadyPublishedError:
+            context.log("another iteration took the plan number; choosing again", plan=len(plans))
+            continue
+        return NumberedPlan(len(plans), k, chosen), True
 
 
 def queues_of(plan: Plan, cluster: Cluster) -> dict[str, list[str]]:

@@ -1,4 +1,7 @@
-"""Which plan an iteration uses: plans are numbered from 0 and say from which iteration on they are in force."""
+"""The plans of a run, numbered from 0. Which one an iteration uses is a decision of its plan stage, committed once.
+
+Iterations overlap in async mode, so the decision of one must not follow from what another one has committed meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +33,20 @@ def committed_plans(store: Store, run: str) -> list[NumberedPlan]:
     """Return all plans of a run, oldest first; numbers have no gaps, so nothing is listed."""
     found: list[NumberedPlan] = []
     while True:
-        number = len(found)
         try:
-            document = read_plan(store, run, number)
+            found.append(numbered_plan(store, run, len(found)))
         except ObjectMissingError:
             return found
-        plan = plan_from_document(document, f"plan {number} of run {run}")
-        found.append(NumberedPlan(number, int((plan.search.model_extra or {}).get(ADOPTED_AT, 0)), plan))
+
+
+def numbered_plan(store: Store, run: str, number: int) -> NumberedPlan:
+    """Return a committed plan; raises `ObjectMissingError` where there is none of that number."""
+    plan = plan_from_document(read_plan(store, run, number), f"plan {number} of run {run}")
+    return NumberedPlan(number, int((plan.search.model_extra or {}).get(ADOPTED_AT, 0)), plan)
 
 
 def plan_of_iteration(plans: list[NumberedPlan], iteration: int) -> NumberedPlan | None:
-    """Return the plan in force at an iteration, None before the first one."""
+    """Return the plan in force when an iteration decides, None before the first one."""
     return next((entry for entry in reversed(plans) if entry.adopted_at <= iteration), None)
 
 

@@ -22,6 +22,7 @@ from stages.planning import CPU
 from stages.policy_files import policy_at_home
 from stages.prompts import open_prompts
 from stages.publish import publish_version
+from stages.staleness.buffer import RolloutBuffer
 from storage.checkpoints import load_checkpoint
 from storage.errors import CorruptObjectError, ObjectMissingError
 from storage.layout import checkpoint_folder, manifest_key, policy_folder
@@ -82,6 +83,7 @@ def _first_policy(context: StageContext) -> Policy:
         ),
         metadata={"source": facts, "dataset": dict(prompts.facts), "iteration": None},
         is_head=True,
+        buffer=RolloutBuffer(version=0),
     )
     # The engine lives on with this directory's config and tokenizer; the weights are in the store now.
     for path in model_dir.glob("*.safetensors"):

@@ -194,7 +194,7 @@ def build_spec(job: TrainingJob, model_dir: Path | None) -> dict[str, Any]:
         "template": job.template.model_dump(mode="json"),
         "rewards": job.rewards.model_dump(mode="json"),
         "max_over_length_fraction": job.limits.max_over_length_fraction,
-        "num_prompts": job.planner.batch.prompts,
+        "num_prompts": job.prompts_per_iteration,
         "tokenizer": {path.name: sha256_of_file(path)[1] for path in present if path.is_file()},
     }
 

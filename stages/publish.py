@@ -11,6 +11,7 @@ from stages.engines.canary import CanaryRecord
 from stages.engines.client import RemoteEngine
 from stages.engines.protocol import ScoredTokens
 from stages.policy_files import files_of
+from stages.staleness.buffer import RolloutBuffer
 from storage.checkpoints import save_checkpoint
 from storage.policies import Policy, publish_policy
 
@@ -24,6 +25,7 @@ def publish_version(
     canary_rows: Sequence[ScoredTokens],
     metadata: Mapping[str, Any],
     is_head: bool,
+    buffer: RolloutBuffer,
 ) -> Policy:
     """Save what the training engine holds: first the resume point, then the policy, whose manifest marks the end.
 
@@ -37,6 +39,7 @@ def publish_version(
         canary_rows: Fixed rows, the same ones for the whole run.
         metadata: JSON-able facts for the policy's manifest.
         is_head: Also make it the authoritative version.
+        buffer: Rollouts that wait at this version; part of the resume point.
     """
     work = context.state_dir / "work" / context.run.name / f"{version}-{context.request.attempt}"
     shutil.rmtree(work, ignore_errors=True)
@@ -57,6 +60,7 @@ def publish_version(
                 config_hash=context.job.fingerprint,
                 dataset_fingerprint=dataset_fingerprint,
                 data_position={"iteration": version},
+                metadata={"buffer": buffer.to_json()},
                 rng_files=[name for name in files if name.startswith("random_rank_")],
                 created_by=context.created_by,
                 attempt=context.request.attempt,

@@ -83,13 +83,14 @@ def build_record(context: StageContext) -> IterationRecord:
     policy = policy_at_home(context, k + 1)
     training: Mapping[str, Any] = policy.manifest.metadata["training"]
     shards = _shards(context)
-    rows = _joined(shards)
-    metrics, counts = rollout_metrics(rows)
+    rows, consumed = _joined(shards)
+    metrics, counts = rollout_metrics(rows, consumed)
     counts = {**training["counts"], **counts}
     times = stage_times(read_results(context.state_dir, context.run.name, k))
     troubles = troubles_of(rows, counts["groups"], counts["groups_zero_variance"])
     metrics |= _optimizer_metrics(training["optimizer_steps"])
     metrics |= _evaluation_metrics(context, k)
+    metrics |= _lag_metrics(context, training, times)
     metrics["tokens_per_s"] = _sampling_rate(shards[Family.ROLLOUTS], counts["tokens"])
     metrics["overhead_fraction"] = times.overhead_fraction
     metrics["zero_variance_fraction"] = counts["groups_zero_variance"] / max(1, counts["groups"])
@@ -107,13 +108,14 @@ def build_record(context: StageContext) -> IterationRecord:
         metrics=metrics,
         optimizer_steps=[_numbers(step) for step in training["optimizer_steps"]],
         alarms=_alarms(context, troubles, training["optimizer_steps"]),
-        metadata=_metadata(context, policy, shards, times, troubles),
+        metadata=_metadata(context, policy, training, shards, times, troubles),
     )
 
 
 def _metadata(
     context: StageContext,
     policy: Policy,
+    training: Mapping[str, Any],
     shards: Mapping[Family, Sequence[Shard]],
     times: StageTimes,
     troubles: Sequence[str],
@@ -129,23 +131,50 @@ def _metadata(
         "placement": context.plan.fingerprint,
         "sampling_versions": sorted({version for manifest in rollouts for version in manifest.policy_versions}),
         "max_staleness": context.job.max_staleness,
+        "generate_ahead": context.job.generate_ahead,
+        "lag_histogram": dict(training["staleness"]["histogram"]),
+        "withheld_lag_histogram": dict(training["staleness"]["withheld_histogram"]),
+        "correction": context.job.correction.model_dump(mode="json"),
         "reproducible": "bitwise in fp32, for every placement and retry" if is_invariant else "committed shards only",
     }
 
 
 def _shards(context: StageContext) -> dict[Family, list[Shard]]:
     job = context.job
-    num_shards = len(shard_ranges(job.planner.batch.prompts, job.prompts_per_shard))
-    return {family: all_shards(context, context.iteration, num_shards, family) for family in _COLUMNS}
+    num_shards = len(shard_ranges(job.prompts_per_iteration, job.prompts_per_shard))
+    found = {family: all_shards(context, context.iteration, num_shards, family) for family in _COLUMNS}
+    # Rows that waited in the buffer have their training columns in a shard more.
+    if int(found[Family.TRAINING][0].manifest.metadata["num_shards"]) > num_shards:
+        found[Family.TRAINING] = all_shards(context, context.iteration, num_shards + 1, Family.TRAINING)
+    return found
 
 
-def _joined(shards: Mapping[Family, Sequence[Shard]]) -> list[dict[str, Any]]:
+def _joined(shards: Mapping[Family, Sequence[Shard]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows that the iteration sampled, and the training columns of those that it decided on."""
     rows: dict[str, dict[str, Any]] = {}
+    consumed: list[dict[str, Any]] = []
     for family, group in shards.items():
         for shard in group:
             for row in shard.rows(family, _COLUMNS[family]):
-                rows.setdefault(row["row_id"], {}).update(row)
-    return list(rows.values())
+                if family is Family.TRAINING:
+                    consumed.append(row)
+                if family is Family.ROLLOUTS or row["row_id"] in rows:
+                    rows.setdefault(row["row_id"], {}).update(row)
+    return list(rows.values()), consumed
+
+
+def _lag_metrics(context: StageContext, training: Mapping[str, Any], times: StageTimes) -> dict[str, float | None]:
+    """Return the ages of what was trained on, and how long a committed version took to reach the engines."""
+    ages, counts = training["staleness"], training["counts"]
+    decided = counts["groups_trained_total"] + counts["groups_withheld_total"]
+    return {
+        "lag_mean": ages["mean"],
+        "lag_max": ages["max"],
+        "lag_limit": float(context.job.max_staleness),
+        "discard_fraction": ages["discard_fraction"],
+        "discard_fraction_total": counts["groups_withheld_total"] / max(1, decided),
+        "publish_lag_s": times.publish_lag_s,
+    }
 
 
 def _sampling_rate(rollouts: Sequence[Shard], tokens: int) -> float | None:

@@ -28,17 +28,20 @@ TROUBLE_WORDS: Final[Mapping[str, str]] = {
 """Trouble in words, with the remedy."""
 
 
-def rollout_metrics(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float | None], dict[str, int]]:
-    """Return metrics and counts of the joined rows of an iteration.
+def rollout_metrics(
+    rows: Sequence[Mapping[str, Any]], consumed: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, float | None], dict[str, int]]:
+    """Return metrics and counts of the rows of an iteration.
 
     Args:
-        rows: Rows with the columns `completion_token_ids`, `finish_reason`, `reward`, `reward_status`, and, where
-            training has been, `is_dropped`, `dropped_reason`, `staleness`, `logprob_gap_max`,
-            `importance_weight_mean`, `importance_weight_max`.
+        rows: Sampled rows with the columns `completion_token_ids`, `finish_reason`, `reward`, `reward_status`.
+        consumed: Rows that training decided on, with the columns `is_dropped`, `dropped_reason`, `staleness`,
+            `logprob_gap_max`, `importance_weight_mean`, `importance_weight_max`. The same rows, unless some wait in the
+            buffer.
     """
     rewards = np.array([row["reward"] for row in rows if row["reward"] is not None], dtype=np.float64)
     lengths = np.array([len(row["completion_token_ids"]) for row in rows], dtype=np.float64)
-    reasons = Counter(str(row["dropped_reason"]) for row in rows if row.get("is_dropped"))
+    reasons = Counter(str(row["dropped_reason"]) for row in consumed if row["is_dropped"])
     statuses = Counter(str(row["reward_status"]) for row in rows)
     truncated = sum(row["finish_reason"] == FinishReason.LENGTH for row in rows)
     count = len(rows)
@@ -52,9 +55,9 @@ def rollout_metrics(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float 
         "response_tokens_p95": float(np.quantile(lengths, 0.95)) if count else None,
         "response_tokens_max": _stat(lengths, np.max),
         "truncated_fraction": truncated / count if count else None,
-        "dropped_fraction": sum(reasons.values()) / count if count else None,
-        **{f"dropped_fraction_{name}": amount / count for name, amount in sorted(reasons.items())},
-        **_column_stats(rows),
+        "dropped_fraction": sum(reasons.values()) / len(consumed) if consumed else None,
+        **{f"dropped_fraction_{name}": amount / len(consumed) for name, amount in sorted(reasons.items())},
+        **_column_stats(consumed),
     }
     counts = {
         "rows": count,
@@ -62,7 +65,7 @@ def rollout_metrics(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float 
         "truncated": truncated,
         **{f"reward_status_{name}": amount for name, amount in sorted(statuses.items())},
         **{f"dropped_{name}": amount for name, amount in sorted(reasons.items())},
-        **{f"staleness_{age}": amount for age, amount in sorted(_ages(rows).items())},
+        **{f"staleness_{age}": amount for age, amount in sorted(_ages(consumed).items())},
     }
     return metrics, counts
 

@@ -47,6 +47,8 @@ class RunEntry(_Document):
     """Iterations of the run; raising it extends the run."""
     max_staleness: int = Field(default=0, ge=0)
     """Policy versions a rollout may lag; 0 is synchronous."""
+    generate_ahead: int | None = Field(default=None, ge=1)
+    """Iterations that generation may run ahead of training; absent = `max_staleness`."""
     evaluate_every: int = Field(default=0, ge=0)
     """Evaluate after every n-th iteration and after the last one; 0 only after the last one."""
     profile_every: int = Field(default=0, ge=0)
@@ -66,7 +68,14 @@ class RunEntry(_Document):
             values = [getattr(machine, what) for machine in self.machines]
             if len(set(values)) != len(values):
                 raise ValueError(f"machines share a {what}: {values}; one task row per {what} is needed")
+        if self.generate_ahead is not None and self.max_staleness == 0:
+            raise ValueError(f"generate_ahead is {self.generate_ahead} in a synchronous run (max_staleness 0)")
         return self
+
+    @property
+    def lead(self) -> int:
+        """Iterations that generation may run ahead of training; 0 in synchronous runs."""
+        return self.max_staleness if self.generate_ahead is None else self.generate_ahead
 
     @property
     def control(self) -> MachineEntry:

@@ -1,28 +1,29 @@
 """Sampling of rollout shards on this machine's generation engines; shared by training rollouts and evaluation.
 
 Every row's seed follows from its identity, every shard is committed by itself, and a retry makes missing shards only.
+Where several policy versions are allowed, each engine call starts with the newest committed one; a completion that new
+weights interrupt goes on under those, and the version of every token is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final
 
 from plans.workflow import RlTask
 from stages.context import StageContext
 from stages.engines.client import RemoteEngine
-from stages.engines.protocol import Completion, EngineInfo, GenerationRequest
-from stages.errors import EngineError, EngineUnavailableError, WeightMismatchError
+from stages.engines.protocol import EngineInfo, GenerationRequest
+from stages.errors import StaleRolloutError
+from stages.partial_rollouts import Sampled, sample_all
+from stages.policy_files import policy_at_home
 from stages.prompts import Prompts
 from stages.shard_writer import RolloutBatch, ShardWriter
 from stages.sharding import ShardRange, local_replicas, shard_ranges, shards_by_replica, waves
 from storage.manifest import Manifest
-from storage.policies import Policy
-
-_MAX_RELOADS_IN_CALL: Final = 3
-"""Engine calls repeated because other weights were loaded around them (asynchronous weight sync)."""
+from storage.policies import Policy, head_version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,14 +39,13 @@ class SampledShards:
     info: EngineInfo | None
     """The engine that sampled; None when nothing was sampled."""
     stats: Mapping[str, float]
-    """Sums over the rows sampled now: rows, tokens, truncated; and seconds in engine calls."""
+    """Sums over the rows sampled now: rows, tokens, truncated, interrupted; and seconds in engine calls."""
 
 
 def sample_shards(
     context: StageContext,
     batch: RolloutBatch,
     prompts: Prompts,
-    policy: Policy,
     *,
     replicas: Sequence[int] | None = None,
 ) -> SampledShards:
@@ -55,12 +55,12 @@ def sample_shards(
         context: The stage.
         batch: What to sample.
         prompts: Tokenizer and fingerprints.
-        policy: Policy version to load where an engine holds another one.
         replicas: Generation replicas that share the batch; absent means all of the plan, on all machines.
 
     Raises:
         EngineUnavailableError: an engine died; shards that were committed before stay.
-        WeightMismatchError: an engine holds weights that the batch does not allow.
+        WeightMismatchError: an engine sampled from weights that the batch does not allow.
+        StaleRolloutError: no policy version that the batch allows is committed yet.
     """
     task = context.plan.tasks[RlTask.ACTOR_GENERATION]
     ranges = shard_ranges(len(batch.prompts), context.job.prompts_per_shard)
@@ -78,37 +78,56 @@ def sample_shards(
                 else:
                     missing.setdefault(replica, []).append(ranges[index])
     num_reused = len(found)
-    stats: dict[str, float] = {"rows": 0, "tokens": 0, "truncated": 0, "engine_s": 0.0}
-    info = None
+    stats, info = dict(_NO_STATS), None
     if missing:
-        engines = _engines(context, list(missing), policy)
+        with context.phase("engines"):
+            _start_engines(context, batch, list(missing))
         with context.phase("generate"):
-            made, stats, info = _sample_in_threads(writer, engines, missing)
+            made, stats, info = _sample_in_threads(writer, missing)
         found.update(made)
     manifests = [found[index] for index in sorted(found)]
     return SampledShards(manifests=manifests, num_reused=num_reused, num_shards=len(ranges), info=info, stats=stats)
 
 
-def _engines(context: StageContext, replicas: Sequence[int], policy: Policy) -> dict[int, RemoteEngine]:
-    pool = context.engines
-    with context.phase("engines"):
-        if len(replicas) == 1:
-            return {replicas[0]: pool.generation(replicas[0], policy)}
-        executor = ThreadPoolExecutor(max_workers=len(replicas), thread_name_prefix="acquire")
-        try:
-            return dict(zip(replicas, executor.map(lambda r: pool.generation(r, policy), replicas), strict=True))
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+def policy_for(context: StageContext, batch: RolloutBatch) -> Policy:
+    """Return the newest committed policy version that may sample a batch.
+
+    Raises:
+        StaleRolloutError: none is committed yet; the gate in front of the stage was passed too early.
+    """
+    head = head_version(context.home, context.run.name)
+    if head is None or head < batch.oldest_version:
+        raise StaleRolloutError(
+            f"run {context.run.name}: {batch.split.value} batch {batch.number} is sampled from policy version "
+            f"{batch.oldest_version} or later, but the newest committed one is {head}; commit the earlier iterations "
+            f"first (max_staleness is {context.job.max_staleness}).",
+            head=head,
+            oldest=batch.oldest_version,
+        )
+    # An iteration that is repeated later must not sample from a policy that has learned from it.
+    return policy_at_home(context, min(head, batch.newest_version))
+
+
+def _start_engines(context: StageContext, batch: RolloutBatch, replicas: Sequence[int]) -> None:
+    """Start the engines of all replicas side by side and load the weights, so that this time is told apart."""
+    executor = ThreadPoolExecutor(max_workers=len(replicas), thread_name_prefix="acquire")
+    try:
+        list(executor.map(lambda r: context.engines.generation(r, lambda: policy_for(context, batch)), replicas))
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+_NO_STATS: Mapping[str, float] = {"rows": 0, "tokens": 0, "truncated": 0, "interrupted": 0, "engine_s": 0.0}
 
 
 def _sample_in_threads(
-    writer: ShardWriter, engines: Mapping[int, RemoteEngine], missing: Mapping[int, Sequence[ShardRange]]
+    writer: ShardWriter, missing: Mapping[int, Sequence[ShardRange]]
 ) -> tuple[dict[int, Manifest], dict[str, float], EngineInfo | None]:
     made: dict[int, Manifest] = {}
-    totals: dict[str, float] = {"rows": 0, "tokens": 0, "truncated": 0, "engine_s": 0.0}
-    executor = ThreadPoolExecutor(max_workers=len(engines), thread_name_prefix="generate")
+    totals = dict(_NO_STATS)
+    executor = ThreadPoolExecutor(max_workers=len(missing), thread_name_prefix="generate")
     try:
-        futures = [executor.submit(_sample_replica, writer, engines[r], r, missing[r]) for r in sorted(missing)]
+        futures = [executor.submit(_sample_replica, writer, r, missing[r]) for r in sorted(missing)]
         wait(futures, return_when=FIRST_EXCEPTION)
         info = None
         for future in futures:
@@ -122,79 +141,57 @@ def _sample_in_threads(
 
 
 def _sample_replica(
-    writer: ShardWriter, engine: RemoteEngine, replica: int, shards: Sequence[ShardRange]
+    writer: ShardWriter, replica: int, shards: Sequence[ShardRange]
 ) -> tuple[dict[int, Manifest], dict[str, float], EngineInfo]:
     """Sample the shards of one replica, in engine calls of at most its decode batch; runs in a thread of its own."""
-    context, batch = writer.context, writer.batch
+    context, batch, pool = writer.context, writer.batch, writer.context.engines
     placed = context.plan.tasks[RlTask.ACTOR_GENERATION].replicas[replica]
     room = placed.decode_batch or context.job.planner.generation.max_num_seqs
     made: dict[int, Manifest] = {}
-    stats: dict[str, float] = {"rows": 0, "tokens": 0, "truncated": 0, "engine_s": 0.0}
-    info = engine.info()
-    for wave in waves(shards, batch.samples_per_prompt, room):
-        requests = [request for shard in wave for request in writer.requests(shard)]
-        start = context.clock.now()
-        completions, info = _generate(engine, requests, batch)
-        end = context.clock.now()
-        position = 0
-        for shard in wave:
-            size = (shard.stop - shard.first) * batch.samples_per_prompt
-            part = completions[position : position + size]
-            position += size
-            made[shard.shard] = writer.commit(shard, part, info, (start, end))
-        stats["rows"] += len(completions)
-        stats["tokens"] += sum(len(completion.token_ids) for completion in completions)
-        stats["truncated"] += sum(completion.finish_reason == "length" for completion in completions)
-        stats["engine_s"] += end - start
+    stats = dict(_NO_STATS)
+
+    def newest() -> RemoteEngine:
+        return pool.generation(replica, lambda: policy_for(context, batch))
+
+    with ExitStack() as stack:
+        if batch.is_pinned:
+            pinned = stack.enter_context(pool.pinned_generation(replica, lambda: policy_for(context, batch)))
+        for wave in waves(shards, batch.samples_per_prompt, room):
+            requests = [request for shard in wave for request in writer.requests(shard)]
+            engine = (lambda: pinned) if batch.is_pinned else newest
+            done, info = _timed(writer, engine, requests, stats)
+            position = 0
+            for shard in wave:
+                size = (shard.stop - shard.first) * batch.samples_per_prompt
+                made[shard.shard] = writer.commit(shard, done.rows[position : position + size], info, done.times)
+                position += size
     return made, stats, info
 
 
-def _generate(
-    engine: RemoteEngine, requests: Sequence[GenerationRequest], batch: RolloutBatch
-) -> tuple[list[Completion], EngineInfo]:
-    """Sample, and say with which weights: those that the engine held both before and after the call."""
-    for _ in range(_MAX_RELOADS_IN_CALL):
-        before = engine.info()
-        version = before.policy_version
-        if version is None or not batch.oldest_version <= version <= batch.newest_version:
-            raise WeightMismatchError(
-                f"{engine.record.describe()} holds policy version {version}, but {batch.split.value} batch "
-                f"{batch.number} is sampled from versions {batch.oldest_version} to {batch.newest_version}; repeat the "
-                "stage, which loads the right ones.",
-                policy_version=version,
-            )
-        completions = engine.generate(requests)
-        after = engine.info()
-        if (after.policy_version, after.weights_hash) == (version, before.weights_hash):
-            _check_completions(requests, completions, engine)
-            return completions, after
-    raise EngineUnavailableError(
-        f"{engine.record.describe()} got other weights during {_MAX_RELOADS_IN_CALL} calls in a row, so it is unknown "
-        "which ones sampled; repeat the stage when the weight sync is over."
-    )
+@dataclass(frozen=True, slots=True)
+class _Wave:
+    rows: Sequence[Sampled]
+    times: tuple[float, float]
 
 
-def _check_completions(
-    requests: Sequence[GenerationRequest], completions: Sequence[Completion], engine: RemoteEngine
-) -> None:
-    """Refuse answers that break the protocol, before they are stored."""
-    faults = (
-        [] if len(requests) == len(completions) else [f"{len(completions)} completions for {len(requests)} requests"]
-    )
-    for index, (request, completion) in enumerate(zip(requests, completions, strict=False)):
-        ids = completion.token_ids
-        if not ids or len(ids) > request.max_tokens or len(ids) != len(completion.logprobs):
-            faults.append(
-                f"completion {index} has {len(ids)} tokens and {len(completion.logprobs)} log-probs, of at most "
-                f"{request.max_tokens}"
-            )
-        elif completion.finish_reason == "stop" and ids[-1] not in request.stop_token_ids:
-            faults.append(f"completion {index} says stop, but ends in token {ids[-1]}, which is no end token")
-    if faults:
-        raise EngineError(
-            f"{engine.record.describe()} broke its contract in {len(faults)} places: {'; '.join(faults[:3])}.",
-            faults=faults[:20],
-        )
+def _timed(
+    writer: ShardWriter,
+    engine: Callable[[], RemoteEngine],
+    requests: Sequence[GenerationRequest],
+    stats: dict[str, float],
+) -> tuple[_Wave, EngineInfo]:
+    """Sample a wave and add it to the stats."""
+    context, batch = writer.context, writer.batch
+    info = engine().info()
+    start = context.clock.now()
+    rows = sample_all(engine, requests, batch, context.deadline)
+    end = context.clock.now()
+    stats["rows"] += len(rows)
+    stats["tokens"] += sum(len(row.token_ids) for row in rows)
+    stats["truncated"] += sum(row.finish_reason == "length" for row in rows)
+    stats["interrupted"] += sum(len(row.spans) > 1 for row in rows)
+    stats["engine_s"] += end - start
+    return _Wave(rows, (start, end)), info
 
 
 def shard_keys(sampled: SampledShards) -> list[str]:

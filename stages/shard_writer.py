@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from stages.context import StageContext
-from stages.engines.protocol import Completion, EngineInfo, GenerationRequest
+from stages.engines.protocol import EngineInfo, GenerationRequest
+from stages.partial_rollouts import Sampled
 from stages.prompts import EncodedRow, Prompts
 from stages.sharding import ShardRange
 from storage.documents import fingerprint
@@ -41,6 +42,11 @@ class RolloutBatch:
     newest_version: int
     """Greatest policy version that may sample."""
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether exactly one policy version may sample."""
+        return self.oldest_version == self.newest_version
+
 
 class ShardWriter:
     """Turns completions into committed shards."""
@@ -48,14 +54,19 @@ class ShardWriter:
     def __init__(self, context: StageContext, batch: RolloutBatch, prompts: Prompts, num_shards: int) -> None:
         self.context, self.batch, self.prompts, self.num_shards = context, batch, prompts, num_shards
 
-    def fingerprint(self, shard: ShardRange, weights_hash: str) -> str:
-        """SHA-256 of everything that decides the tokens of a shard."""
+    def fingerprint(self, shard: ShardRange, weights_hashes: Mapping[str, str]) -> str:
+        """SHA-256 of what decides the tokens of a shard, apart from the moments at which new weights came.
+
+        Args:
+            shard: The shard.
+            weights_hashes: Hashes of the weights that sampled it, by policy version.
+        """
         batch = self.batch
         return fingerprint(
             "rollouts", self.context.run.name, self.context.job.fingerprint, self.context.run.seed, batch.split.value,
             batch.number, [prompt.row.prompt_id for prompt in self.prompts_of(shard)], batch.samples_per_prompt,
             batch.temperature, batch.top_p, batch.top_k, self.context.job.planner.lengths.response,
-            self.prompts.tokenizer_hash, self.prompts.template_hash, weights_hash,
+            self.prompts.tokenizer_hash, self.prompts.template_hash, dict(weights_hashes),
         )  # fmt: skip
 
     def prompts_of(self, shard: ShardRange) -> Sequence[EncodedRow]:
@@ -70,11 +81,10 @@ class ShardWriter:
             return None
         if manifest.policy_versions[0] < batch.oldest_version or manifest.policy_versions[-1] > batch.newest_version:
             return None
-        weights_hash = str(manifest.metadata.get("weights_hash"))
-        expected = _known_hash(context, manifest.policy_versions[-1])
-        if expected is not None and expected != weights_hash:
+        hashes: Mapping[str, str] = manifest.metadata.get("weights_hashes") or {}
+        if any(_known_hash(context, int(version)) not in (digest, None) for version, digest in hashes.items()):
             return None  # sampled from weights that were never committed under this version
-        is_same = manifest.input_fingerprint == self.fingerprint(shard, weights_hash)
+        is_same = manifest.input_fingerprint == self.fingerprint(shard, hashes)
         return manifest if is_same and manifest.metadata.get("num_shards") == self.num_shards else None
 
     def requests(self, shard: ShardRange) -> list[GenerationRequest]:
@@ -99,7 +109,7 @@ class ShardWriter:
         return sample_seed(self.context.run.seed, self.batch.number, prompt.row.prompt_id, sample, self.batch.split)
 
     def commit(
-        self, shard: ShardRange, completions: Sequence[Completion], info: EngineInfo, times: tuple[float, float]
+        self, shard: ShardRange, completions: Sequence[Sampled], info: EngineInfo, times: tuple[float, float]
     ) -> Manifest:
         """Commit one shard."""
         context, batch = self.context, self.batch
@@ -115,14 +125,16 @@ class ShardWriter:
             }
             for (place, sample), completion, text in zip(pairs, completions, texts, strict=True)
         ]
+        spans = sorted({(span.policy_version, span.weights_hash) for done in completions for span in done.spans})
+        hashes = {str(version): digest for version, digest in spans}
         return write_rollouts(
             context.store, context.run.name, batch.number, shard.shard, self.num_shards, rows,
-            input_fingerprint=self.fingerprint(shard, str(info.weights_hash)),
+            input_fingerprint=self.fingerprint(shard, hashes),
             created_by=context.created_by,
             split=batch.split,
             attempt=context.request.attempt,
             metadata={
-                "weights_hash": info.weights_hash,
+                "weights_hashes": hashes,
                 "machine": context.machine.name,
                 "started_at": times[0],
                 "ended_at": times[1],
@@ -130,7 +142,7 @@ class ShardWriter:
             },
         )  # fmt: skip
 
-    def _row(self, prompt: EncodedRow, sample: int, completion: Completion, text: str) -> dict[str, Any]:
+    def _row(self, prompt: EncodedRow, sample: int, completion: Sampled, text: str) -> dict[str, Any]:
         return {
             "prompt_id": prompt.row.prompt_id,
             "prompt_text": prompt.text,
@@ -140,15 +152,16 @@ class ShardWriter:
             "completion_token_ids": list(completion.token_ids),
             "sampler_logprobs": list(completion.logprobs),
             "finish_reason": completion.finish_reason,
+            "policy_version_first": completion.spans[0].policy_version,
+            "policy_version_last": completion.spans[-1].policy_version,
+            "token_policy_versions": completion.token_policy_versions,
+            "weights_hash": completion.spans[-1].weights_hash,
             "seed": self.seed(prompt, sample),
         }
 
     def _shared_columns(self, info: EngineInfo, times: tuple[float, float]) -> dict[str, Any]:
         context, batch = self.context, self.batch
         return {
-            "policy_version_first": info.policy_version,
-            "policy_version_last": info.policy_version,
-            "weights_hash": info.weights_hash,
             "temperature": batch.temperature,
             "top_p": batch.top_p,
             "top_k": batch.top_k or None,

@@ -35,6 +35,9 @@ class StageTimes:
     """End of the last stage found."""
     missing: Sequence[str]
     """What could not be measured, one sentence each."""
+    publish_lag_s: float | None = None
+    """Seconds from the commit of the policy to its presence in every region and engine: how late it arrives, which is
+    another thing than how old rollouts are."""
 
     @property
     def overhead_fraction(self) -> float | None:
@@ -91,4 +94,11 @@ def stage_times(results: Sequence[StageResult]) -> StageTimes:
             for stage in ORDER
             if stage not in spans
         ],
+        publish_lag_s=_publish_lag_s(spans),
     )
+
+
+def _publish_lag_s(spans: Mapping[StageName, tuple[float, float]]) -> float | None:
+    if StageName.COMMIT_POLICY not in spans or StageName.WEIGHT_SYNC not in spans:
+        return None
+    return max(0.0, spans[StageName.WEIGHT_SYNC][1] - spans[StageName.COMMIT_POLICY][1])

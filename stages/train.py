@@ -7,7 +7,7 @@ done but is not authoritative until stage commit_policy.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -20,11 +20,13 @@ from stages.engines.canary import check_canary
 from stages.engines.client import RemoteEngine
 from stages.engines.protocol import OptimizerStepMetrics, TrainingOutcome, TrainingRequest
 from stages.errors import ContractError, NumericsError, WeightMismatchError
-from stages.generate import oldest_version, run_prompts
+from stages.generate import run_prompts
 from stages.policy_files import checkpoint_directory, policy_at_home, policy_directory
 from stages.publish import publish_version
-from stages.rollout_shards import Shard, all_shards, find_in_regions
-from stages.sharding import shard_ranges
+from stages.rollout_shards import Shard, find_in_regions
+from stages.staleness.ages import age_metrics
+from stages.staleness.buffer import Taken
+from stages.staleness.consumption import Consumption, consume
 from stages.training_columns import training_columns
 from stages.training_rows import PreparedRows, mini_batches, prepare_rows
 from storage.checkpoints import load_checkpoint
@@ -49,14 +51,16 @@ def run_stage(context: StageContext) -> StageOutcome:
     if policy is None:
         standing = policy_at_home(context, k + 1)
         return StageOutcome(reused=True, artefacts=_keys(context), metrics=dict(standing.manifest.metadata["training"]))
-    families = _families(context)
-    inputs = _input_fingerprint(context, policy, families)
+    with context.phase("find_shards"):
+        consumption = consume(context, _families(context))
+    inputs = _input_fingerprint(context, policy, consumption)
     found = _standing(context, inputs)
     if found is not None:
         return StageOutcome(reused=True, artefacts=_keys(context), metrics=dict(found.manifest.metadata["training"]))
-    _discard_unfinished(context, len(families[Family.ROLLOUTS]))
+    _discard_unfinished(context, len(consumption.rollouts) + 1)
     with context.phase("read"):
-        prepared = prepare_rows(_joined_rows(families), context.job, policy.version)
+        rows = _joined_rows(consumption)
+        prepared = prepare_rows(rows, context.job, policy.version, is_withheld=consumption.is_withheld)
     prompts = run_prompts(context)
     with context.phase("engines"):
         engine = context.engines.training(context.engines.base_directory)
@@ -64,9 +68,9 @@ def run_stage(context: StageContext) -> StageOutcome:
     steps = mini_batches(prepared, context.job, context.run.seed, k)
     context.log("train", version=k, rows=len(prepared.kept), optimizer_steps=len(steps))
     outcome = _train(context, engine, prepared, steps)
-    metrics = training_metrics(prepared, outcome)
+    metrics = training_metrics(prepared, outcome, consumption.taken)
     with context.phase("commit"):
-        _write_columns(context, families[Family.ROLLOUTS], prepared, outcome, inputs)
+        _write_columns(context, consumption.rollouts, prepared, outcome, inputs)
     publish_version(
         context,
         engine,
@@ -75,6 +79,7 @@ def run_stage(context: StageContext) -> StageOutcome:
         canary_rows=canary_of(policy).rows,
         metadata={"training": metrics, "inputs": inputs, "iteration": k, "attempt": context.request.attempt},
         is_head=False,
+        buffer=consumption.taken.after,
     )
     return StageOutcome(artefacts=_keys(context), metrics=metrics)
 
@@ -137,39 +142,13 @@ def load_version(context: StageContext, engine: RemoteEngine, policy: Policy, da
             raise
 
 
-def _families(context: StageContext) -> dict[Family, list[Shard]]:
-    job, k = context.job, context.iteration
-    num_shards = len(shard_ranges(job.planner.batch.prompts, job.prompts_per_shard))
-    wanted = [Family.ROLLOUTS, Family.REWARD, *([Family.REFERENCE] if job.needs_reference else [])]
-    with context.phase("find_shards"):
-        families = {family: all_shards(context, k, num_shards, family) for family in wanted}
-    _check_versions(context, families[Family.ROLLOUTS])
-    return families
+def _families(context: StageContext) -> list[Family]:
+    return [Family.ROLLOUTS, Family.REWARD, *([Family.REFERENCE] if context.job.needs_reference else [])]
 
 
-def _check_versions(context: StageContext, rollouts: Sequence[Shard]) -> None:
-    """Refuse rollouts whose weights are not those that were committed under their policy version."""
-    for shard in rollouts:
-        for version in shard.manifest.policy_versions:
-            if version < oldest_version(context.iteration, context.job.max_staleness):
-                continue  # dropped and counted row by row
-            try:
-                committed = policy_at_home(context, version).weights_hash
-            except ObjectMissingError:
-                continue  # no longer kept
-            if shard.manifest.metadata.get("weights_hash") not in (committed, None):
-                raise WeightMismatchError(
-                    f"{shard.manifest.key} says policy version {version} with weights "
-                    f"{str(shard.manifest.metadata.get('weights_hash'))[:12]}, but {committed[:12]} are committed "
-                    "under that version; repeat stage generate.",
-                    version=version,
-                )
-
-
-def _input_fingerprint(context: StageContext, policy: Policy, families: Mapping[Family, Sequence[Shard]]) -> str:
-    digests = {family.value: [shard.manifest.content_digest for shard in shards] for family, shards in families.items()}
+def _input_fingerprint(context: StageContext, policy: Policy, consumption: Consumption) -> str:
     # The number of rollout shards changes neither rows nor order, but the digests are per shard.
-    return fingerprint("train", context.job.fingerprint, context.iteration, policy.weights_hash, digests)
+    return fingerprint("train", context.job.fingerprint, context.iteration, policy.weights_hash, consumption.digests())
 
 
 def _standing(context: StageContext, inputs: str) -> Policy | None:
@@ -199,27 +178,20 @@ def _training_shard(context: StageContext, shard: int) -> Shard | None:
     return find_in_regions(context, context.iteration, shard, Family.TRAINING)
 
 
-def _joined_rows(families: Mapping[Family, Sequence[Shard]]) -> list[dict[str, Any]]:
-    """Return the rows of all shards with the columns of the other families, by (prompt_index, sample_index)."""
+def _joined_rows(consumption: Consumption) -> list[dict[str, Any]]:
+    """Return the rows of the groups that are decided on, with the columns of the other families."""
     columns = {
         Family.ROLLOUTS: _ROLLOUT_COLUMNS,
         Family.REWARD: ("row_id", "reward", "reward_status"),
         Family.REFERENCE: ("row_id", "reference_logprobs"),
     }
-    rows: dict[str, dict[str, Any]] = {}
-    for family, shards in families.items():
-        for shard in shards:
-            for row in shard.rows(family, columns[family]):
-                if family is Family.ROLLOUTS:
-                    rows[row["row_id"]] = row
-                elif row["row_id"] in rows:
-                    rows[row["row_id"]].update(row)
-    incomplete = [row_id for row_id, row in rows.items() if "reward_status" not in row]
+    rows = consumption.rows(columns)
+    incomplete = [row["row_id"] for row in rows if "reward_status" not in row]
     if incomplete:
         raise ObjectMissingError(
             f"{len(incomplete)} rollouts have no reward row, first {incomplete[0]}; repeat stage infer."
         )
-    return sorted(rows.values(), key=lambda row: (row["prompt_index"], row["sample_index"]))
+    return rows
 
 
 def _train(
@@ -264,14 +236,11 @@ def _dump(context: StageContext, prepared: PreparedRows, row_ids: Sequence[str])
     return path
 
 
-def training_metrics(prepared: PreparedRows, outcome: TrainingOutcome | None) -> dict[str, JsonValue]:
-    """Return counts, the staleness histogram and the metrics of every optimizer step."""
-    histogram: dict[str, JsonValue] = {}
-    for age in sorted(set(prepared.staleness)):
-        histogram[str(age)] = list(prepared.staleness).count(age)
+def training_metrics(prepared: PreparedRows, outcome: TrainingOutcome | None, taken: Taken) -> dict[str, JsonValue]:
+    """Return counts, the ages of rows and the metrics of every optimizer step."""
     steps = [] if outcome is None else [_step_document(step) for step in outcome.steps]
-    counts: dict[str, JsonValue] = {**prepared.counts()}
-    return {"counts": counts, "staleness": histogram, "optimizer_steps": [*steps]}
+    counts: dict[str, JsonValue] = {**prepared.counts(), **taken.counts()}
+    return {"counts": counts, "staleness": age_metrics(prepared), "optimizer_steps": [*steps]}
 
 
 def _step_document(step: OptimizerStepMetrics) -> dict[str, JsonValue]:
@@ -294,13 +263,21 @@ def _write_columns(
     outcome: TrainingOutcome | None,
     inputs: str,
 ) -> None:
+    """Write what became of the rows: beside the rollouts of the iteration, and in one shard more for earlier ones."""
     columns = training_columns(prepared, outcome, context.job.correction, context.iteration)
-    for index, shard in enumerate(rollouts):
-        ids = [row["row_id"] for row in shard.rows(Family.ROLLOUTS, ("row_id",))]
+    parts = [
+        [columns.pop(row["row_id"]) for row in shard.rows(Family.ROLLOUTS, ("row_id",)) if row["row_id"] in columns]
+        for shard in rollouts
+    ]
+    if columns:
+        parts.append([*columns.values()])
+    for index, part in enumerate(parts):
+        store = rollouts[index].store if index < len(rollouts) else context.home
         write_family(
-            shard.store, context.run.name, context.iteration, Family.TRAINING, index, len(rollouts),
-            [columns[row_id] for row_id in ids], input_fingerprint=fingerprint("training", inputs, index),
+            store, context.run.name, context.iteration, Family.TRAINING, index, len(parts), part,
+            input_fingerprint=fingerprint("training", inputs, index),
             created_by=context.created_by, attempt=context.request.attempt,
+            metadata={"is_partial": context.job.asynchrony.spare_prompts > 0},
         )  # fmt: skip
 
 

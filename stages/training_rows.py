@@ -7,7 +7,7 @@ only, never on shards or placement.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from stages.rl.advantages import estimate_advantages
 from stages.rl.group_advantages import Advantages
 from stages.rl.overlong import soft_overlong_penalty
 from stages.spec.job import TrainingJob
+from stages.staleness.pacing import lag
 from storage.rollout_schema import FinishReason
 
 STALE: Final = "stale"
@@ -33,7 +34,7 @@ class PreparedRows:
     """Rows of an iteration with everything that training decided about them."""
 
     rows: Sequence[Mapping[str, Any]]
-    """Joined rows of the families, by (prompt_index, sample_index). [N]"""
+    """Joined rows of the families, by (iteration, prompt_index, sample_index). [N]"""
     reasons: Sequence[str | None]
     """Why each row is left out; None = it is trained on. [N]"""
     staleness: Sequence[int]
@@ -79,20 +80,31 @@ class PreparedRows:
         ]
 
 
-def prepare_rows(rows: Sequence[Mapping[str, Any]], job: TrainingJob, version: int) -> PreparedRows:
+def prepare_rows(
+    rows: Sequence[Mapping[str, Any]],
+    job: TrainingJob,
+    version: int,
+    *,
+    is_withheld: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+) -> PreparedRows:
     """Decide which rows are trained on and with which advantage.
 
     Args:
-        rows: Joined rows of an iteration, by (prompt_index, sample_index).
+        rows: Joined rows of whole prompt groups, by (iteration, prompt_index, sample_index).
         job: The job.
         version: Policy version that training starts from; the age of a rollout is counted here, at consumption.
+        is_withheld: Says whether the buffer withholds a row's group.
 
     Raises:
-        StaleRolloutError: a rollout is of a later version, or every one is too old.
+        StaleRolloutError: a rollout is of a later version, or every one is too old although generation is not allowed
+            to run ahead so far.
     """
-    staleness = [version - int(row["policy_version_first"]) for row in rows]
-    _check_ages(staleness, job.max_staleness, version)
-    early = [_early_reason(row, age, job.max_staleness) for row, age in zip(rows, staleness, strict=True)]
+    staleness = [lag(version, int(row["policy_version_first"])) for row in rows]
+    _check_ages(staleness, max(job.max_staleness, job.generate_ahead), version)
+    early = [
+        STALE if is_withheld(row) else _early_reason(row, age, job.max_staleness)
+        for row, age in zip(rows, staleness, strict=True)
+    ]
     has_reward = [row["reward"] is not None for row in rows]
     valid = np.array([reason is None and has for reason, has in zip(early, has_reward, strict=True)], dtype=np.bool_)
     lengths = np.array([len(row["completion_token_ids"]) for row in rows], dtype=np.int64)
@@ -125,9 +137,10 @@ def mini_batches(prepared: PreparedRows, job: TrainingJob, seed: int, iteration:
     A mini-batch in which no row is kept makes no optimizer step.
     """
     index_of = {place: index for index, place in enumerate(prepared.kept)}
-    groups: dict[int, list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
     for place, row in enumerate(prepared.rows):
-        groups.setdefault(int(row["prompt_index"]), []).append(place)
+        if prepared.reasons[place] != STALE:
+            groups.setdefault((int(row.get("iteration", iteration)), int(row["prompt_index"])), []).append(place)
     prompts = sorted(groups)
     count = job.grpo.num_mini_batches
     size = -(-len(prompts) // count)
@@ -141,7 +154,7 @@ def mini_batches(prepared: PreparedRows, job: TrainingJob, seed: int, iteration:
 
 
 def _check_ages(staleness: Sequence[int], limit: int, version: int) -> None:
-    youngest, oldest = min(staleness), max(staleness)
+    youngest, oldest = min(staleness, default=0), max(staleness, default=0)
     if youngest < 0:
         raise StaleRolloutError(
             f"a rollout was sampled from policy version {version - youngest}, but training starts from version "

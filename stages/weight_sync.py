@@ -31,7 +31,7 @@ def run_stage(context: StageContext) -> StageOutcome:
         )
     policy = policy_at_home(context, head)
     is_copied = _copy(context, policy)
-    loaded = [replica for replica in _replicas(context) if _load(context, replica, policy)]
+    loaded = [replica for replica in _replicas(context) if _load(context, replica)]
     metrics: dict[str, JsonValue] = {
         "region": region,
         "policy_version": policy.version,
@@ -69,7 +69,13 @@ def _replicas(context: StageContext) -> list[int]:
     return local_replicas(context.plan.tasks[RlTask.ACTOR_GENERATION], context.machine.name)
 
 
-def _load(context: StageContext, replica: int, policy: Policy) -> bool:
-    """Load the policy into a replica's engine if that is running and holds another version."""
+def _load(context: StageContext, replica: int) -> bool:
+    """Load the newest policy into a replica's engine if that is running and holds another version."""
+
+    def newest() -> Policy:
+        # Looked up when the engine is free: another stage may have taken it further meanwhile, and it never goes back.
+        head = head_version(context.home, context.run.name)
+        return policy_at_home(context, context.iteration + 1 if head is None else head)
+
     with context.phase("load"):
-        return context.engines.refresh_generation(replica, policy)
+        return context.engines.refresh_generation(replica, newest)

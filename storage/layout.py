@@ -63,6 +63,7 @@ class Kind(StrEnum):
     PROFILE = "profile"
     PLAN = "plan"
     ITERATION_RECORD = "iteration_record"
+    ITERATION_PLAN = "iteration_plan"
     SHARD = "shard"
     POLICY_HEAD = "policy_head"
     POLICY = "policy"
@@ -176,6 +177,11 @@ def plan(run: str, number: int) -> str:
 def iteration_record(run: str, iteration: int) -> str:
     """Key of the record of an iteration."""
     return f"{run_folder(run)}/iterations/{_number(iteration, 'iteration')}/record.json"
+
+
+def iteration_plan(run: str, iteration: int) -> str:
+    """Key of the document that says which plan an iteration uses."""
+    return f"{run_folder(run)}/iterations/{_number(iteration, 'iteration')}/plan.json"
 
 
 def shard_folder(run: str, iteration: int, family: str, shard: int, split: Split | str = Split.TRAIN) -> str:
@@ -307,6 +313,8 @@ def _parse_rest(run: str, rest: list[str]) -> ParsedKey | None:
 def _parse_iteration(run: str, iteration: int, rest: list[str]) -> ParsedKey | None:
     if rest == ["record.json"]:
         return ParsedKey(kind=Kind.ITERATION_RECORD, run=run, number=iteration)
+    if rest == ["plan.json"]:
+        return ParsedKey(kind=Kind.ITERATION_PLAN, run=run, number=iteration)
     split = Split.EVAL if len(rest) > 3 and rest[0] == "eval" and _SHARD.match(rest[2]) else Split.TRAIN
     rest = rest[1:] if split is Split.EVAL else rest
     if len(rest) < 3 or not (found := _SHARD.match(rest[1])):

@@ -1,4 +1,4 @@
-"""The schema of rollouts and of their column families, version 1: every column with meaning and unit.
+"""The schema of rollouts and of their column families, version 2: every column with meaning and unit.
 
 One row per completion. Identity is (run, split, iteration, prompt, sample); ``row_id`` is its hash. Neither row id
 nor seed depends on placement, shard or attempt. The schema is additive: a newer version may add nullable columns;
@@ -19,7 +19,7 @@ from storage.layout import Split
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version that this code writes, and the newest that it reads."""
 
 
@@ -104,7 +104,8 @@ _SAMPLING = (
     Column("finish_reason", "string", "Why sampling ended.", True, tuple(FinishReason)),
     Column("policy_version_first", "int64", "Policy version that sampled the first completion token.", True),
     Column("policy_version_last", "int64", "Policy version that sampled the last completion token.", True),
-    Column("weights_hash", "string", "Hash of the policy's tensors (storage.weights_hash).", True),
+    Column("token_policy_versions", "list<int32>", "Policy version that sampled each completion token.", since=2),
+    Column("weights_hash", "string", "Hash of the last policy's tensors (storage.weights_hash).", True),
     Column("temperature", "float64", "Sampling temperature; 0 is greedy.", True),
     Column("top_p", "float64", "Nucleus probability mass, in (0, 1].", True),
     Column("top_k", "int64", "Number of most likely tokens sampled from; null = all."),

@@ -270,7 +270,8 @@ def read_rollouts(
         run: Run name.
         iteration: RL iteration (split eval: policy version evaluated).
         columns: Columns wanted, of the rollouts or of the families named; default all.
-        families: Column families to join.
+        families: Column families to join. Training columns of rows that another iteration consumed are null here; they
+            lie beside that one's.
         split: Train or eval.
         is_complete: Refuse a family that lacks rows; if false, their columns are null.
 
@@ -289,6 +290,10 @@ def read_rollouts(
     for name in names:
         joined = [column.name for column in COLUMNS[name] if column.name in wanted and column.name not in own]
         other = _read_all(store, run, iteration, name, ["row_id", *joined], split)
+        if shard_manifests(store, run, iteration, name, split)[0].metadata.get("is_partial"):
+            # Rollouts that wait in the buffer are decided on later, beside those of a later iteration.
+            table = _joined(table, _only_rows_of(other, table), name, "", is_complete=False)
+            continue
         table = _joined(table, other, name, f"{store.url}/{run}/iterations/{iteration}", is_complete=is_complete)
     return table.select(wanted)
 
@@ -308,6 +313,13 @@ def _read_all(
         )
         raise DuplicateRowError(message, key=f"{run}/iterations/{iteration}")
     return table
+
+
+def _only_rows_of(other: pa.Table, table: pa.Table) -> pa.Table:
+    import pyarrow as pa
+
+    wanted = set(table.column("row_id").to_pylist())
+    return other.filter(pa.array([row_id in wanted for row_id in other.column("row_id").to_pylist()], pa.bool_()))
 
 
 def _joined(table: pa.Table, other: pa.Table, family: Family, where: str, *, is_complete: bool) -> pa.Table:

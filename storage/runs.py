@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from storage import layout
 from storage.documents import json_bytes, model_bytes, parse_json, publish_once, read_model
-from storage.errors import InvalidInputError, ObjectMissingError, RunNotEmptyError
+from storage.errors import AlreadyPublishedError, InvalidInputError, ObjectMissingError, RunNotEmptyError
 from storage.store import Store
 
 RUN_FORMAT = "motley.run/1"
 ITERATION_FORMAT = "motley.iteration/1"
+ITERATION_PLAN_FORMAT = "motley.iteration_plan/1"
 
 
 class RunRecord(BaseModel):
@@ -47,6 +48,17 @@ class RunRecord(BaseModel):
     """When, UTC."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """JSON-able extras."""
+
+
+class IterationPlan(BaseModel):
+    """The document ``plan.json`` of an iteration: the decision of its plan stage."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    format: Literal["motley.iteration_plan/1"] = "motley.iteration_plan/1"
+    """Kind and version of this document."""
+    plan: int = Field(ge=0)
+    """Number of the plan that the iteration uses."""
 
 
 class IterationRecord(BaseModel):
@@ -171,6 +183,24 @@ def write_plan(store: Store, run: str, number: int, document: Mapping[str, Any])
 def read_plan(store: Store, run: str, number: int) -> dict[str, Any]:
     """Return a plan document. Raises ``ObjectMissingError`` or ``CorruptObjectError``."""
     return _read_document(store, layout.plan(run, number))
+
+
+def decide_plan(store: Store, run: str, iteration: int, number: int) -> int:
+    """Commit which plan an iteration uses, once and for all; return the number in force (the first one decided)."""
+    key = layout.iteration_plan(run, iteration)
+    try:
+        publish_once(store, key, model_bytes(IterationPlan(plan=number), key), "decision on a plan")
+    except AlreadyPublishedError:
+        return read_model(store, key, IterationPlan, ITERATION_PLAN_FORMAT).plan
+    return number
+
+
+def decided_plan(store: Store, run: str, iteration: int) -> int | None:
+    """Return the number of the plan that an iteration uses, None while its plan stage has not decided."""
+    try:
+        return read_model(store, layout.iteration_plan(run, iteration), IterationPlan, ITERATION_PLAN_FORMAT).plan
+    except ObjectMissingError:
+        return None
 
 
 def _write_document(store: Store, key: str, document: Mapping[str, Any], what: str) -> str:

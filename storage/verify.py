@@ -20,12 +20,13 @@ from storage.policies import HEAD_FORMAT, PolicyHead, resolve_policy
 from storage.posix_store import TEMPORARY_PREFIX
 from storage.rollout_schema import COLUMNS, SCHEMA_VERSION, Family
 from storage.rollouts import read_rollouts
-from storage.runs import ITERATION_FORMAT, RUN_FORMAT, IterationRecord, RunRecord
+from storage.runs import ITERATION_FORMAT, ITERATION_PLAN_FORMAT, RUN_FORMAT, IterationPlan, IterationRecord, RunRecord
 from storage.store import Store
 
 _MODELS: dict[Kind, tuple[type[BaseModel], str]] = {
     Kind.RUN_RECORD: (RunRecord, RUN_FORMAT),
     Kind.ITERATION_RECORD: (IterationRecord, ITERATION_FORMAT),
+    Kind.ITERATION_PLAN: (IterationPlan, ITERATION_PLAN_FORMAT),
     Kind.POLICY_HEAD: (PolicyHead, HEAD_FORMAT),
     Kind.CHECKPOINT_INDEX: (CheckpointIndex, INDEX_FORMAT),
     Kind.LEASE: (Lease, LEASE_FORMAT),

@@ -20,7 +20,7 @@ from plans.spec.model import SpecModel, fingerprint
 #: Top-level sections that execution reads and the planner carries unread.
 EXECUTION_SECTIONS = frozenset({
     "iterations", "seed", "source", "data", "template", "rewards", "sampling", "optimizer", "grpo", "ppo",
-    "correction", "evaluation", "storage", "engines", "replan", "profile", "limits", "metrics",
+    "asynchrony", "correction", "evaluation", "storage", "engines", "replan", "profile", "limits", "metrics",
 })  # fmt: skip
 
 

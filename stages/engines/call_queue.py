@@ -23,6 +23,7 @@ _POLL_S = 0.5
 class _Call:
     codec: MethodCodec
     body: bytes
+    is_urgent: bool = False
     answer: Future[bytes] = field(default_factory=Future)
 
 
@@ -35,6 +36,7 @@ class CallQueue:
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending = 0
+        self._urgent = 0
         self._last_use = time.monotonic()
         self._refusal: str | None = None
         self._is_ready = False
@@ -56,22 +58,36 @@ class CallQueue:
         """Start the idle time again."""
         self._last_use = time.monotonic()
 
-    def submit(self, method: str, body: bytes) -> Future[bytes]:
-        """Queue a call; the future gives the encoded result or raises the error."""
+    def has_urgent(self) -> bool:
+        """Whether a call waits that a running `generate` makes room for."""
+        return self._urgent > 0
+
+    def submit(self, method: str, body: bytes, *, is_urgent: bool = False) -> Future[bytes]:
+        """Queue a call; the future gives the encoded result or raises the error.
+
+        Args:
+            method: Method of the role's protocol.
+            body: Encoded arguments.
+            is_urgent: Whether an engine that can be interrupted ends a running `generate` early for this call. What is
+                asked after it, the rest of the interrupted completions included, has its turn after it.
+        """
         codec = self._codecs.get(method)
         if codec is None:
             raise ContractError(f"a {self._role} engine has no method {method!r}", method=method, role=self._role)
-        call = _Call(codec, body)
+        call = _Call(codec, body, is_urgent)
         with self._lock:
             if self._refusal is not None:
                 raise EngineUnavailableError(f"call of {method!r} refused: {self._refusal}", method=method)
             self._pending += 1
+            self._urgent += is_urgent
             self._calls.put(call)
         return call.answer
 
     def run(self, engine: Engine, idle_timeout_s: float) -> None:
         """Execute calls until there has been none for `idle_timeout_s`."""
         self._engine = engine
+        if hasattr(engine, "is_interrupted"):
+            engine.is_interrupted = self.has_urgent
         self.touch()
         self._is_ready = True
         while True:
@@ -81,6 +97,8 @@ class CallQueue:
                 if self._refuse_if_idle(idle_timeout_s):
                     return
                 continue
+            with self._lock:
+                self._urgent -= call.is_urgent
             self._execute(engine, call)
             with self._lock:
                 self._pending -= 1

@@ -19,7 +19,7 @@ from stages.engines.protocol import (
     TrainingOutcome,
     TrainingRequest,
 )
-from stages.engines.wire import decode_error, methods_of
+from stages.engines.wire import URGENT_HEADER, decode_error, methods_of
 from stages.errors import DeadlineError, EngineError, EngineUnavailableError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -43,9 +43,22 @@ class RemoteEngine:
         """Describe the engine and the weights it holds."""
         return cast("EngineInfo", self._call("info"))
 
-    def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
-        """Replace the weights in place; see `ScoringEngine.load_weights`."""
-        self._call("load_weights", directory=directory, policy_version=policy_version, weights_hash=weights_hash)
+    def load_weights(self, directory: Path, policy_version: int, weights_hash: str, *, is_urgent: bool = False) -> None:
+        """Replace the weights in place; see `ScoringEngine.load_weights`.
+
+        Args:
+            directory: Where the weights are.
+            policy_version: Their version.
+            weights_hash: Their hash.
+            is_urgent: Interrupt a running `generate`, if the engine can.
+        """
+        self._call(
+            "load_weights",
+            is_urgent=is_urgent,
+            directory=directory,
+            policy_version=policy_version,
+            weights_hash=weights_hash,
+        )
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
         """Return log-probs of completion tokens; see `ScoringEngine.score`."""
@@ -79,14 +92,16 @@ class RemoteEngine:
         """Close the connection; the engine process lives on until it is idle for too long or stopped by its manager."""
         self._http.close()
 
-    def _call(self, method: str, **arguments: object) -> Any:  # noqa: ANN401 - of the method
+    def _call(self, method: str, *, is_urgent: bool = False, **arguments: object) -> Any:  # noqa: ANN401 - of the method
         codec = methods_of(self.record.launch.role).get(method)
         if codec is None:
             raise EngineError(f"{self.record.describe()} has no method {method!r}", method=method)
         timeout = httpx.Timeout(self.call_timeout_s, connect=CONNECT_TIMEOUT_S)
         started = time.monotonic()
         try:
-            answer = self._http.post(f"/call/{method}", content=codec.encode_arguments(arguments), timeout=timeout)
+            headers = {URGENT_HEADER: "1"} if is_urgent else {}
+            content = codec.encode_arguments(arguments)
+            answer = self._http.post(f"/call/{method}", content=content, headers=headers, timeout=timeout)
         except httpx.TimeoutException as error:
             waited_s = time.monotonic() - started
             raise DeadlineError(

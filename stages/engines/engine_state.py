@@ -41,6 +41,13 @@ class WeightState:
                 engine=self._engine_name,
             )
 
+    def held(self) -> tuple[int, str]:
+        """Return version and hash of the weights; `EngineError` unless named ones have been loaded."""
+        self.require_weights()
+        if self.policy_version is None or self.weights_hash is None:
+            raise EngineError(f"engine {self._engine_name!r} holds weights without a name; load a policy version")
+        return self.policy_version, self.weights_hash
+
     def give_up(self, reason: str) -> None:
         """Refuse every later use, with `reason`."""
         self.unusable_reason = reason

@@ -1,21 +1,22 @@
 """A wave: rows of one padded prompt length that are decoded in lock-step, in tiles of constant shape.
 
 Equal prompts are prefilled once. Finished rows leave as soon as the live ones fit into fewer tiles; since tiles keep
-their shape, that changes no live row's numbers.
+their shape, that changes no live row's numbers. Every decode step is a point at which the wave can be interrupted; a
+continued request brings the tokens that it has, and gets the same draws from there on.
 
 Legend of shapes: R rows of the wave (a multiple of the tile), U distinct prompts, V vocabulary, T completion tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stages.engines.causal_model import CausalModel, PaddedTokens, TileCache, additive_mask
-from stages.engines.protocol import Completion, GenerationRequest
+from stages.engines.protocol import Completion, FinishReason, GenerationRequest
 from stages.engines.sampling import SamplingRows, processed_logprobs, sample_tokens, uniforms
 from stages.engines.tiles import TileShape, blocks
 
@@ -26,8 +27,25 @@ class GenerationWave:
     """Decodes requests whose prompts are padded to the same length."""
 
     def __init__(
-        self, model: CausalModel, tile: TileShape, requests: Sequence[GenerationRequest], length: int, max_tokens: int
+        self,
+        model: CausalModel,
+        tile: TileShape,
+        requests: Sequence[GenerationRequest],
+        length: int,
+        max_tokens: int,
+        weights: tuple[int, str],
     ) -> None:
+        """Keep what is to be decoded.
+
+        Args:
+            model: The model.
+            tile: Shapes of its calls.
+            requests: Requests whose known tokens are padded to the same length.
+            length: That length, tokens.
+            max_tokens: Longest completion that any request may ask for.
+            weights: Version and hash of the model's weights.
+        """
+        self._weights = weights
         self._model = model
         self._rows = tile.decode_rows
         self._tile = tile
@@ -35,19 +53,20 @@ class GenerationWave:
         self._length = length
         self._capacity = length + max_tokens
         num = len(requests)
-        longest = max(request.max_tokens for request in requests)
-        self._draws = torch.from_numpy(uniforms([request.seed for request in requests], longest))
+        self._limits = torch.tensor([request.max_tokens - len(request.sampled_token_ids) for request in requests])
+        longest = int(self._limits.max())
+        self._draws = _draws(requests, longest)
         self._settings = _settings_of(requests)
-        self._limits = torch.tensor([request.max_tokens for request in requests])
         self._stops = _stop_table(requests)
-        self._prompt_lengths = torch.tensor([len(request.prompt_token_ids) for request in requests])
+        self._known = [known_tokens(request) for request in requests]
+        self._prompt_lengths = torch.tensor([len(tokens) for tokens in self._known])
         self._tokens = torch.zeros(num, longest, dtype=torch.int64)
         self._logprobs = torch.zeros(num, longest, dtype=torch.float64)
         self._counts = torch.zeros(num, dtype=torch.int64)
         self._is_stopped = torch.zeros(num, dtype=torch.bool)
 
-    def run(self) -> list[Completion]:
-        """Decode until every row is finished; return completions in the order of the requests."""
+    def run(self, is_interrupted: Callable[[], bool]) -> list[Completion]:
+        """Decode until every row is finished, or an interruption; return completions in the order of the requests."""
         live = self._fill_up(torch.arange(len(self._requests)))
         logits = self._prefill(live)
         step = 0
@@ -56,7 +75,7 @@ class GenerationWave:
                 self._sample(part, block, step) for part, block in zip(live.split(self._rows), logits, strict=True)
             ]
             keep = self._unfinished(live)
-            if not keep.numel():
+            if not keep.numel() or is_interrupted():
                 break
             tokens = torch.cat(sampled)
             if self._needed_rows(keep.numel()) < live.numel():
@@ -81,7 +100,7 @@ class GenerationWave:
     def _prefill(self, live: Tensor) -> list[Tensor]:
         """Run each distinct prompt once and hand its cache and logits to its rows; return logits per tile."""
         prompts: dict[tuple[int, ...], int] = {}
-        owner = [prompts.setdefault(tuple(request.prompt_token_ids), len(prompts)) for request in self._requests]
+        owner = [prompts.setdefault(tokens, len(prompts)) for tokens in self._known]
         rows = self._tile.prefill_rows(self._length)
         distinct = list(prompts)
         logits: list[Tensor] = []
@@ -162,15 +181,37 @@ class GenerationWave:
 
     def _completions(self) -> list[Completion]:
         tokens, logprobs = self._tokens.tolist(), self._logprobs.tolist()
-        counts, stopped = self._counts.tolist(), self._is_stopped.tolist()
+        version, digest = self._weights
         return [
             Completion(
-                token_ids=tokens[row][: counts[row]],
-                logprobs=logprobs[row][: counts[row]],
-                finish_reason="stop" if stopped[row] else "length",
+                token_ids=tokens[row][:count],
+                logprobs=logprobs[row][:count],
+                finish_reason=self._finish_reason(row),
+                policy_version=version,
+                weights_hash=digest,
             )
-            for row in range(len(self._requests))
+            for row, count in enumerate(self._counts.tolist())
         ]
+
+    def _finish_reason(self, row: int) -> FinishReason:
+        if self._is_stopped[row]:
+            return "stop"
+        return "length" if self._counts[row] >= self._limits[row] else "interrupted"
+
+
+def known_tokens(request: GenerationRequest) -> tuple[int, ...]:
+    """Return the tokens behind which a request's sampling goes on: the prompt and what was sampled before."""
+    return (*request.prompt_token_ids, *request.sampled_token_ids)
+
+
+def _draws(requests: Sequence[GenerationRequest], longest: int) -> Tensor:
+    """Return each row's uniforms from its first open position on, filled up with 0 behind its limit. [R, longest]."""
+    draws = torch.zeros(len(requests), longest, dtype=torch.float64)
+    starts = [len(request.sampled_token_ids) for request in requests]
+    series = torch.from_numpy(uniforms([request.seed for request in requests], longest + max(starts)))
+    for row, start in enumerate(starts):
+        draws[row] = series[row, start : start + longest]
+    return draws
 
 
 def _settings_of(requests: Sequence[GenerationRequest]) -> SamplingRows:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from stages.engines.call_queue import CallQueue
 from stages.engines.launch import EngineRecord
-from stages.engines.wire import encode_error
+from stages.engines.wire import URGENT_HEADER, encode_error
 from stages.errors import StageError
 
 
@@ -54,7 +54,8 @@ def build_app(record: EngineRecord, calls: CallQueue) -> Starlette:
     async def call(request: Request) -> Response:
         body = await request.body()
         try:
-            answer = await asyncio.wrap_future(calls.submit(request.path_params["method"], body))
+            is_urgent = request.headers.get(URGENT_HEADER) == "1"
+            answer = await asyncio.wrap_future(calls.submit(request.path_params["method"], body, is_urgent=is_urgent))
         except StageError as error:
             return Response(encode_error(error), status_code=500, media_type="application/json")
         return Response(answer, media_type="application/msgpack")

@@ -15,7 +15,7 @@ from stages.spec.execution import Dtype
 Role = Literal["generation", "scoring", "training"]
 """What an engine is for; see `stages.engines.protocol`."""
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Version of the messages between client and host; part of the identity, so old processes are never talked to."""
 
 SOCKET_FOLDER_PREFIX = "motley-engine-"

@@ -15,8 +15,9 @@ from typing import Literal, Protocol
 from stages.rl.spec import CorrectionSpec, GrpoSpec
 from stages.spec.execution import OptimizerSpec
 
-FinishReason = Literal["stop", "length"]
-"""`stop`: an end token was sampled (it is the last token id). `length`: the token limit came first."""
+FinishReason = Literal["stop", "length", "interrupted"]
+"""`stop`: an end token was sampled (it is the last token id). `length`: the token limit came first. `interrupted`: new
+weights wait to be loaded; ask again with the tokens so far, and the rest is sampled under those."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +51,15 @@ class GenerationRequest:
     seed: int
     """Seed of this sample alone, from its identity; the tokens depend on nothing else of the batch."""
     max_tokens: int
-    """Longest completion, in tokens, the end token included."""
+    """Longest completion, in tokens, the end token and `sampled_token_ids` included."""
     temperature: float
     """0 decodes greedily."""
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: Sequence[int] = ()
     """Every id that ends a completion."""
+    sampled_token_ids: Sequence[int] = ()
+    """First tokens of the completion, sampled by an interrupted call; sampling goes on behind them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +67,15 @@ class Completion:
     """One sampled completion."""
 
     token_ids: Sequence[int]
-    """Sampled ids, the end token included when `finish_reason` is `stop`."""
+    """Ids sampled by this call, the end token included when `finish_reason` is `stop`; may be none when interrupted."""
     logprobs: Sequence[float]
     """Log-prob of each sampled id under the distribution it was sampled from. [len(token_ids)]"""
     finish_reason: FinishReason
+    policy_version: int
+    """Version of the weights that sampled these ids: what the engine holds, not what somebody asked for. Weights never
+    change during a call."""
+    weights_hash: str
+    """Hash that those weights were loaded with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +178,11 @@ class GenerationEngine(ScoringEngine, Protocol):
     """Samples completions, and scores (for the canary)."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """Sample one completion per request, in the order of the requests."""
+        """Sample one completion per request, in the order of the requests.
+
+        An engine that has an attribute `is_interrupted` is given a function there; once that returns true, the engine
+        ends the call soon, and completions that it could not finish say `interrupted`.
+        """
         ...
 
 

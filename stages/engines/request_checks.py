@@ -34,6 +34,10 @@ def _generation_faults(request: GenerationRequest, launch: EngineLaunch, vocabul
     yield from _token_faults("prompt", request.prompt_token_ids, 1, launch.max_prompt_tokens, vocabulary)
     if not 1 <= request.max_tokens <= launch.max_completion_tokens:
         yield f"max_tokens is {request.max_tokens}, must be 1 to {launch.max_completion_tokens}"
+    elif len(request.sampled_token_ids) >= request.max_tokens:
+        yield f"{len(request.sampled_token_ids)} tokens are sampled already, but max_tokens is {request.max_tokens}"
+    if request.sampled_token_ids:
+        yield from _token_faults("completion so far", request.sampled_token_ids, 1, request.max_tokens, vocabulary)
     if not 0 <= request.seed <= _MAX_SEED:
         yield f"seed is {request.seed}, must be 0 to 2^64 - 1"
     if not 0 <= request.temperature < float("inf"):

@@ -6,7 +6,7 @@ that was sampled from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from safetensors import safe_open
 from stages.engines.architecture import read_architecture, require_same_architecture
 from stages.engines.causal_model import CausalModel, PaddedTokens
 from stages.engines.engine_state import WeightState
-from stages.engines.generation_wave import GenerationWave
+from stages.engines.generation_wave import GenerationWave, known_tokens
 from stages.engines.launch import EngineLaunch
 from stages.engines.protocol import Completion, EngineInfo, GenerationRequest, ScoredTokens
 from stages.engines.request_checks import check_generation, check_scoring
@@ -43,6 +43,8 @@ class TransformersEngine:
         self._require_room(model_dir)
         self.weights = WeightState(launch.name)
         """Which weights are held."""
+        self.is_interrupted: Callable[[], bool] = lambda: False
+        """Says whether sampling must make room for new weights; set by the process around the engine."""
 
     def info(self) -> EngineInfo:
         """Describe the engine and the weights it holds."""
@@ -89,13 +91,19 @@ class TransformersEngine:
             return self._generate(requests)
 
     def _generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        weights = self.weights.held()
         completions: dict[int, Completion] = {}
-        lengths = [padded_length(len(request.prompt_token_ids)) for request in requests]
+        lengths = [padded_length(len(known_tokens(request))) for request in requests]
         for length, members in grouped(lengths).items():
             for block in blocks(members, self._launch.max_num_seqs):
+                if self.is_interrupted():
+                    completions.update((index, _not_begun(weights)) for index in block)
+                    continue
                 part = [requests[index] for index in block]
-                wave = GenerationWave(self._model, self._tile, part, length, self._launch.max_completion_tokens)
-                completions.update(zip(block, wave.run(), strict=True))
+                wave = GenerationWave(
+                    self._model, self._tile, part, length, self._launch.max_completion_tokens, weights
+                )
+                completions.update(zip(block, wave.run(self.is_interrupted), strict=True))
         return [completions[index] for index in range(len(requests))]
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
@@ -175,6 +183,13 @@ class TransformersEngine:
                     "was left as it was; set tie_word_embeddings to false in the job's model",
                     directory=str(directory),
                 )
+
+
+def _not_begun(weights: tuple[int, str]) -> Completion:
+    version, digest = weights
+    return Completion(
+        token_ids=(), logprobs=(), finish_reason="interrupted", policy_version=version, weights_hash=digest
+    )
 
 
 def _are_equal(directory: Path, first: str, second: str) -> bool:

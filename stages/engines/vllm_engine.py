@@ -91,16 +91,16 @@ class VllmEngine:
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Sample one completion per request, in the order of the requests."""
-        self.weights.require_weights()
+        weights = self.weights.held()
         check_generation(requests, self._launch, self._vocabulary)
         if not requests:
             return []
         outputs = self._llm.generate(
-            [{"prompt_token_ids": list(request.prompt_token_ids)} for request in requests],
+            [{"prompt_token_ids": [*request.prompt_token_ids, *request.sampled_token_ids]} for request in requests],
             [self._sampling_params(request) for request in requests],
             use_tqdm=False,
         )
-        return [_completion_of(output) for output in outputs]
+        return [_completion_of(output, weights) for output in outputs]
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
         """Return the log-prob of each completion token at the row's temperature. [rows][completion tokens]."""
@@ -129,7 +129,7 @@ class VllmEngine:
 
     def _sampling_params(self, request: GenerationRequest) -> Any:  # noqa: ANN401 - a class of vLLM
         return self._vllm.SamplingParams(
-            max_tokens=request.max_tokens,
+            max_tokens=request.max_tokens - len(request.sampled_token_ids),
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,
@@ -194,7 +194,7 @@ def _environment(launch: EngineLaunch, kv_cache_gib: int) -> dict[str, str]:
     }
 
 
-def _completion_of(output: Any) -> Completion:  # noqa: ANN401 - a class of vLLM
+def _completion_of(output: Any, weights: tuple[int, str]) -> Completion:  # noqa: ANN401 - a class of vLLM
     (sample,) = output.outputs
     if sample.finish_reason not in ("stop", "length"):
         raise EngineError(f"vLLM ended a completion with reason {sample.finish_reason!r}", reason=sample.finish_reason)
@@ -203,6 +203,8 @@ def _completion_of(output: Any) -> Completion:  # noqa: ANN401 - a class of vLLM
         token_ids=ids,
         logprobs=[float(entry[token].logprob) for token, entry in zip(ids, sample.logprobs, strict=True)],
         finish_reason=sample.finish_reason,
+        policy_version=weights[0],
+        weights_hash=weights[1],
     )
 
 

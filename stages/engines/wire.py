@@ -21,6 +21,9 @@ from stages.engines.launch import Role
 from stages.engines.protocol import GenerationEngine, ScoringEngine, TrainingEngine
 from stages.errors import ContractError, EngineError, SpecFaultsError, StageError
 
+URGENT_HEADER = "X-Motley-Urgent"
+"""Header of a call that interrupts a running `generate`; its value is 1."""
+
 PROTOCOLS: Mapping[Role, type] = {
     "generation": GenerationEngine,
     "scoring": ScoringEngine,

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stages.rl.correction_spec import CorrectionSpec, RejectionSpec
 from stages.rl.log_ratio import sequence_log_ratio, token_log_ratio
-from stages.rl.masks import masked_sum
-from stages.rl.spec import CorrectionSpec
+from stages.rl.masks import masked_mean, masked_sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,9 @@ class ImportanceStats:
 
     num_clipped: float = 0.0
     """Ratios outside the allowed range (over the cap, or under the floor)."""
+
+    num_zero: float = 0.0
+    """Ratios whose weight is 0: masked, or of a rejected response."""
 
     sum_ratio: float = 0.0
     """Sum of the ratios before truncation."""
@@ -51,6 +54,7 @@ class ImportanceStats:
         return ImportanceStats(
             num_ratios=self.num_ratios + other.num_ratios,
             num_clipped=self.num_clipped + other.num_clipped,
+            num_zero=self.num_zero + other.num_zero,
             sum_ratio=self.sum_ratio + other.sum_ratio,
             sum_weight=self.sum_weight + other.sum_weight,
             sum_squared_weight=self.sum_squared_weight + other.sum_squared_weight,
@@ -74,6 +78,16 @@ class ImportanceStats:
         return self.sum_abs_log_ratio / max(self.num_ratios, 1.0)
 
     @property
+    def zero_fraction(self) -> float:
+        """Share of ratios with weight 0, in [0, 1]."""
+        return self.num_zero / max(self.num_ratios, 1.0)
+
+    @property
+    def effective_sample_size(self) -> float:
+        """Kish's effective sample size (sum w)^2 / sum w^2, in [0, num_ratios]; tokens or responses, by level."""
+        return self.effective_sample_fraction * self.num_ratios
+
+    @property
     def effective_sample_fraction(self) -> float:
         """Effective sample size over the number of samples: (sum w)^2 / (n sum w^2), in [0, 1]; 0 when empty."""
         if self.sum_squared_weight == 0.0:
@@ -89,8 +103,8 @@ class Correction:
     """[B, T], fp32, no gradient; 0 outside `mask`."""
 
     mask: Tensor
-    """[B, T], bool: tokens that still count. Count the loss normaliser from this mask, so that what a masking
-    correction takes out of the sum is out of the denominator too."""
+    """[B, T], bool: tokens that count in the loss and in its normaliser; with denominator `all` every token, though
+    those that are masked or rejected weigh 0."""
 
     stats: ImportanceStats
     """Description of the ratios."""
@@ -130,11 +144,32 @@ def importance_correction(
         ratio = log_ratio.exp()
         outside = (ratio > spec.cap) | (ratio < spec.floor)
         kept = mask & ~outside if spec.mode == "mask" else mask
+        if spec.reject is not None:
+            token_ratio = token_log_ratio(trainer_logprobs, sampler_logprobs, mask)
+            kept = kept & ~rejected_rows(token_ratio, mask, spec.reject).unsqueeze(-1)
         weights = torch.ones_like(ratio) if spec.mode == "none" else ratio.clamp(max=spec.cap)
         weights = torch.where(kept, weights, torch.zeros_like(weights))
         counted = mask if spec.level == "token" else _first_of_each_row(mask)
         stats = _stats(log_ratio, ratio, weights, outside, counted)
-    return Correction(weights=weights, mask=kept, stats=stats)
+    return Correction(weights=weights, mask=kept if spec.denominator == "kept" else mask, stats=stats)
+
+
+def rejected_rows(log_ratio: Tensor, mask: Tensor, spec: RejectionSpec) -> Tensor:
+    """Which responses are too far from the policy being trained. [B], bool.
+
+    Args:
+        log_ratio: [B, T], log(proximal / behaviour) of tokens that the behaviour policy sampled, bounded.
+        mask: [B, T], bool.
+        spec: Estimator, aggregate and limit. With `max`, |k1| counts: a token may be too unlikely or too likely.
+    """
+    estimate = {
+        "k1": -log_ratio,
+        "k2": log_ratio.square() / 2,
+        "k3": log_ratio.exp() - 1.0 - log_ratio,
+    }[spec.estimator]
+    if spec.aggregate == "mean":
+        return masked_mean(estimate, mask, dim=-1) > spec.limit
+    return torch.where(mask, estimate.abs(), torch.zeros_like(estimate)).amax(dim=-1) > spec.limit
 
 
 def _first_of_each_row(mask: Tensor) -> Tensor:
@@ -147,6 +182,7 @@ def _stats(log_ratio: Tensor, ratio: Tensor, weights: Tensor, outside: Tensor, c
     return ImportanceStats(
         num_ratios=float(counted.sum().item()),
         num_clipped=float((outside & counted).sum().item()),
+        num_zero=float(((weights == 0.0) & counted).sum().item()),
         sum_ratio=float(masked_sum(ratio.double(), counted).item()),
         sum_weight=float(masked_sum(weights.double(), counted).item()),
         sum_squared_weight=float(masked_sum(weights.double().square(), counted).item()),

@@ -1,10 +1,12 @@
-"""Sections `grpo`, `ppo` and `correction` of a job: the numerics of policy optimisation. Refuses unknown fields."""
+"""Sections `grpo` and `ppo` of a job: the numerics of policy optimisation. Refuses unknown fields."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from stages.rl.correction_spec import CorrectionSpec
 
 
 class KlSpec(BaseModel):
@@ -133,32 +135,6 @@ class PpoSpec(BaseModel):
     """Give the advantages of an iteration mean 0 and standard deviation 1 over the unmasked tokens."""
 
 
-class CorrectionSpec(BaseModel):
-    """Importance correction between the sampler that wrote a rollout and the trainer that learns from it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    level: Literal["token", "sequence"] = "token"
-    """`token`: one weight per token; `sequence`: the exponential of the mean log-ratio of the response, one per row."""
-
-    mode: Literal["truncate", "mask", "none"] = "truncate"
-    """`truncate`: weight = min(ratio, cap); `mask`: weight = ratio inside [floor, cap], else 0; `none`: weight 1."""
-
-    cap: float = Field(default=2.0, ge=1.0, allow_inf_nan=False)
-    """Largest weight (truncate) or largest ratio that still counts (mask)."""
-
-    floor: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Least ratio that still counts, in [0, 1]; used by mode mask only."""
-
-    @model_validator(mode="after")
-    def _floor_needs_mask(self) -> Self:
-        if self.floor > 0.0 and self.mode != "mask":
-            raise ValueError(
-                f"correction.floor is {self.floor} but mode {self.mode!r} has no lower bound; use mode: mask"
-            )
-        return self
-
-
 def sampling_faults(correction: CorrectionSpec, *, top_p: float, top_k: int, min_p: float = 0.0) -> list[str]:
     """Sentences on sampling settings that make importance ratios wrong; empty when there are none.
 
@@ -171,7 +147,7 @@ def sampling_faults(correction: CorrectionSpec, *, top_p: float, top_k: int, min
         top_k: Candidates kept; 0 or -1 = off.
         min_p: Least probability relative to the best token; 0 = off.
     """
-    if correction.mode == "none":
+    if not correction.uses_ratios:
         return []
     on = [
         text
@@ -185,6 +161,6 @@ def sampling_faults(correction: CorrectionSpec, *, top_p: float, top_k: int, min
     if not on:
         return []
     return [
-        f"sampling {', '.join(on)} truncates the distribution, so correction.mode {correction.mode!r} would weigh "
-        "every token by the kept mass: switch truncation off, or set correction.mode to none"
+        f"sampling {', '.join(on)} truncates the distribution, so correction {correction.name!r} would weigh every "
+        "token by the kept mass: switch truncation off, or write correction.name: none"
     ]

@@ -21,6 +21,7 @@ from stages.data.spec import DataSpec, TemplateSpec
 from stages.errors import SpecFaultsError
 from stages.rewards.spec import RewardsSpec
 from stages.rl.spec import CorrectionSpec, GrpoSpec, PpoSpec
+from stages.spec.asynchrony import AsynchronySpec
 from stages.spec.execution import (
     EnginesSpec,
     EvaluationSpec,
@@ -63,6 +64,8 @@ class ExecutionSections(Section):
     """Policy optimisation."""
     ppo: PpoSpec | None = None
     """What PPO adds; only with `algorithm: ppo`."""
+    asynchrony: AsynchronySpec = AsynchronySpec()
+    """Overlap of generation and training."""
     correction: CorrectionSpec = CorrectionSpec()
     """Importance correction between sampler and trainer."""
     evaluation: EvaluationSpec = EvaluationSpec()
@@ -96,6 +99,17 @@ class TrainingJob(ExecutionSections):
     def max_staleness(self) -> int:
         """Policy versions that a rollout may lag when it is trained on."""
         return self.planner.max_staleness
+
+    @property
+    def generate_ahead(self) -> int:
+        """Iterations that generation may run ahead of training; 0 in sync mode."""
+        ahead = self.asynchrony.generate_ahead
+        return self.max_staleness if ahead is None else ahead
+
+    @property
+    def prompts_per_iteration(self) -> int:
+        """Prompt groups that an iteration samples: its batch and the spare ones."""
+        return self.planner.batch.prompts + self.asynchrony.spare_prompts
 
     @property
     def responses_per_prompt(self) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from plans.spec.job import Algorithm, Mode, ModelSpec
 from stages.rl.spec import sampling_faults
+from stages.spec.asynchrony import AsynchronySpec
 from stages.spec.source import GgufSource, InitSource
 
 if TYPE_CHECKING:  # stages.spec.job imports this module
@@ -115,8 +116,20 @@ def _batch_faults(job: TrainingJob) -> Iterator[str]:
 
 
 def _staleness_faults(job: TrainingJob) -> Iterator[str]:
-    if job.planner.mode is Mode.ASYNC and job.correction.mode == "none":
+    asynchrony = job.asynchrony
+    if job.planner.mode is Mode.SYNC:
+        if asynchrony != AsynchronySpec():
+            given = ", ".join(f"asynchrony.{name}" for name in sorted(asynchrony.model_fields_set))
+            yield f"{given} is given, but mode is sync, where nothing overlaps; remove it or write mode: async."
+        return
+    if job.correction.mode == "none" and job.correction.clip_around == "proximal":
         yield (
             f"correction.mode is none with max_staleness {job.max_staleness}, but stale rollouts need importance "
-            "correction; use truncate or mask."
+            "correction; remove the section, or name a correction (truncated_token, decoupled_ppo, behaviour_ppo ...)."
+        )
+    if job.generate_ahead > job.max_staleness and not asynchrony.spare_prompts:
+        yield (
+            f"asynchrony.generate_ahead is {job.generate_ahead} with max_staleness {job.max_staleness}, but rollouts "
+            "over the bound are withheld and nothing could take their place; set asynchrony.spare_prompts, or lower "
+            "generate_ahead."
         )

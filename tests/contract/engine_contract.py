@@ -184,6 +184,36 @@ class EngineContract:
         ]
         assert largest_gap(engine.score(rows), expected) < TOLERANCE
 
+    def test_completion_goes_on_where_an_interrupted_call_ended(self, engine: GenerationEngine) -> None:
+        """The draws depend on seed and position: the rest is what one call would have sampled."""
+        requests = make_requests(12, max_tokens=10, stop_token_ids=[])
+        whole = engine.generate(requests)
+        cut = [place % 9 + 1 for place in range(12)]
+        asked = [
+            replace(request, sampled_token_ids=list(done.token_ids[:count]))
+            for request, done, count in zip(requests, whole, cut, strict=True)
+        ]
+        rest = engine.generate(asked)
+        assert tokens_of(rest) == [list(done.token_ids[count:]) for done, count in zip(whole, cut, strict=True)]
+        expected = [list(done.logprobs[count:]) for done, count in zip(whole, cut, strict=True)]
+        assert largest_gap([list(done.logprobs) for done in rest], expected) < TOLERANCE
+
+    def test_tokens_sampled_before_count_towards_the_limit(self, engine: GenerationEngine) -> None:
+        """[AReaL#858] The limit is of the completion, not of the call."""
+        (request,) = make_requests(1, max_tokens=6, stop_token_ids=[])
+        (done,) = engine.generate([replace(request, sampled_token_ids=[4, 5, 6, 7])])
+        assert (len(done.token_ids), done.finish_reason) == (2, "length")
+        with pytest.raises(ContractError, match="6 tokens are sampled already, but max_tokens is 6"):
+            engine.generate([replace(request, sampled_token_ids=[4] * 6)])
+
+    def test_completions_name_the_weights_that_sampled_them(self, engine: GenerationEngine, other_dir: Path) -> None:
+        """[W11] The version comes from the weights, not from a lookup."""
+        before = engine.generate(make_requests(2))
+        engine.load_weights(other_dir, 7, "second")
+        after = engine.generate(make_requests(2))
+        assert {(done.policy_version, done.weights_hash) for done in before} == {(0, "first")}
+        assert {(done.policy_version, done.weights_hash) for done in after} == {(7, "second")}
+
     def test_scores_of_own_samples_pass_the_canary(self, engine: GenerationEngine) -> None:
         """[L13] Sampling and scoring agree on the same weights."""
         requests = make_requests(20, temperature=0.7)
@@ -323,7 +353,14 @@ class EngineContract:
             engine.generate(make_requests(1))
         with pytest.raises(EngineError, match="call load_weights first"):
             engine.score(
-                _as_scored(make_requests(1), [Completion(token_ids=[4], logprobs=[0.0], finish_reason="stop")])
+                _as_scored(
+                    make_requests(1),
+                    [
+                        Completion(
+                            token_ids=[4], logprobs=[0.0], finish_reason="stop", policy_version=0, weights_hash=""
+                        )
+                    ],
+                )
             )
 
     def test_bad_requests_are_refused_with_every_fault(self, engine: GenerationEngine) -> None:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from stages.contract import StageResult
 from stages.engines.manager import EngineManager
 from stages.runs import ResolvedRun, create_run, resolve_run
@@ -44,7 +46,7 @@ storage: {{samples_per_shard: {samples_per_shard}}}
 CLUSTER = """
 format: motley.cluster/1
 name: one
-machines: [{name: local, region: here, gpu: cpu, count: 1}]
+machines: [{{name: local, region: here, gpu: cpu, count: {count}}}]
 """
 
 ITERATION = ("plan", "generate", "infer", "train", "commit_policy", "weight_sync", "evaluate", "report")
@@ -54,12 +56,24 @@ ITERATION = ("plan", "generate", "infer", "train", "commit_policy", "weight_sync
 class HandRun:
     """A run in folders of its own."""
 
-    def __init__(self, base: Path, *, samples_per_shard: int, name: str = "tiny-run") -> None:
+    def __init__(
+        self, base: Path, *, samples_per_shard: int, name: str = "tiny-run", changes: str = "", count: int = 1
+    ) -> None:
+        """Create the run.
+
+        Args:
+            base: Folder of its own.
+            samples_per_shard: Completions per shard.
+            name: Name of the run.
+            changes: Fields of the job, as YAML, that replace or add to those of the tiny job.
+            count: CPU cores of the machine.
+        """
         self.base, self.name = base, name
         self.state_dir = base / "state"
         self.root = str(base / "store")
-        job = TINY_JOB.format(samples_per_shard=samples_per_shard)
-        self.resolved: ResolvedRun = resolve_run(job, CLUSTER, name, None, None, self.root)
+        document = yaml.safe_load(TINY_JOB.format(samples_per_shard=samples_per_shard))
+        job = yaml.safe_dump({**document, **(yaml.safe_load(changes) or {})})
+        self.resolved: ResolvedRun = resolve_run(job, CLUSTER.format(count=count), name, None, None, self.root)
         create_run(self.resolved)
 
     @property

@@ -12,6 +12,7 @@ from stages.context import StageContext
 from stages.contract import StageRequest
 from stages.plan import ensure_plan
 from stages.runs import ResolvedRun, create_run, resolve_run
+from stages.staleness.buffer import RolloutBuffer
 from stages.timing import Clock, Deadline, PhaseTimer
 from storage.checkpoints import save_checkpoint
 from storage.policies import Policy, publish_policy
@@ -36,9 +37,10 @@ def make_run(base: Path, *, iterations: int = 5) -> ResolvedRun:
 
 
 def make_context(
-    run: ResolvedRun, base: Path, stage: str, iteration: int, machine: str = "a0", **params: Any
-) -> StageContext:
-    """Return the context of a stage, with the plan of iteration 0 committed."""
+    run: ResolvedRun, base: Path, stage: str, iteration: int, machine: str = "a0", *, is_planned: bool = True,
+    **params: Any,
+) -> StageContext:  # fmt: skip
+    """Return the context of a stage, with the plans of iteration 0 and (unless told otherwise) of its own decided."""
     region = next(m.region for m in run.cluster.machines if m.name == machine)
     request = StageRequest.model_validate(
         {
@@ -51,6 +53,8 @@ def make_context(
         request, run, PhaseTimer(clock=clock), Deadline(clock=clock, ends_at=clock.monotonic() + 600)
     )
     ensure_plan(StageContext(request.model_copy(update={"iteration": 0}), run, context.timer, context.deadline))
+    if is_planned:
+        ensure_plan(context)
     return context
 
 
@@ -61,7 +65,7 @@ def publish(context: StageContext, version: int, *, is_head: bool = False) -> Po
         context.home, context.run.name, version, {"random_rank_0.safetensors": weights},
         config_hash=context.job.fingerprint, dataset_fingerprint="d", data_position={},
         rng_files=["random_rank_0.safetensors"],
-        created_by="test",
+        created_by="test", metadata={"buffer": RolloutBuffer(version=version).to_json()},
     )  # fmt: skip
     return publish_policy(
         context.home, context.run.name, version, {"model.safetensors": weights, "config.json": b"{}"},

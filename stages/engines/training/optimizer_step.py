@@ -137,13 +137,15 @@ def _micro_step(
         # A rank without rows: nothing counts, but its backward pass takes part in the reduction.
         return logprobs.sum() * 0.0
     entropy = tensors.to_rows(flat_entropy if request.grpo.entropy_weight > 0.0 else flat_entropy.detach())
+    is_coupled = request.correction.clip_around == "behaviour"
+    is_weighted = request.correction.mode != "none" or request.correction.reject is not None
     batch = PolicyBatch(
         logprobs=logprobs,
-        old_logprobs=start_logprobs,
+        old_logprobs=micro.sampler_logprobs if is_coupled else start_logprobs,
         advantages=micro.advantages,
         mask=correction.mask,
         reference_logprobs=micro.reference_logprobs,
-        correction_weights=None if request.correction.mode == "none" else correction.weights,
+        correction_weights=correction.weights if is_weighted else None,
         entropy=entropy,
     )
     result = policy_loss(batch, request.grpo, normaliser)

@@ -199,8 +199,7 @@ def _rows_to_score(request: TrainingRequest) -> list[int]:
     The first step's rows don't: its own forward pass runs under the same weights. A masking correction is the
     exception, since it changes the counts that the first step's loss is divided by.
     """
-    is_masking = request.correction.mode == "mask"
-    first = set() if is_masking else set(request.mini_batches[0])
+    first = set() if request.correction.changes_counts else set(request.mini_batches[0])
     return [row for row in range(len(request.rows)) if row not in first]
 
 

@@ -37,6 +37,7 @@ def test_single_document_keys_parse_back(run: str, number: int, name: str) -> No
         layout.profile(run, number, name): ParsedKey(kind=Kind.PROFILE, run=run, number=number, name=name),
         layout.plan(run, number): ParsedKey(kind=Kind.PLAN, run=run, number=number),
         layout.iteration_record(run, number): ParsedKey(kind=Kind.ITERATION_RECORD, run=run, number=number),
+        layout.iteration_plan(run, number): ParsedKey(kind=Kind.ITERATION_PLAN, run=run, number=number),
         layout.policy_head(run): ParsedKey(kind=Kind.POLICY_HEAD, run=run),
         layout.checkpoint_index(run): ParsedKey(kind=Kind.CHECKPOINT_INDEX, run=run),
         layout.lease(run, name): ParsedKey(kind=Kind.LEASE, run=run, name=name),

@@ -30,8 +30,8 @@ def commit(root: Path, version: int) -> None:
     open_store(str(root)).publish(policy_head("demo"), model_bytes(head, policy_head("demo")))
 
 
-def gate(root: Path, max_lag: int = 0) -> PolicyGateOperator:
-    return PolicyGateOperator(task_id="wait_for_policy", run="demo", root=str(root), max_lag=max_lag, deadline_s=60.0)
+def gate(root: Path, max_lead: int = 0) -> PolicyGateOperator:
+    return PolicyGateOperator(task_id="wait_for_policy", run="demo", root=str(root), max_lead=max_lead, deadline_s=60.0)
 
 
 def context(iteration: int) -> Any:
@@ -58,11 +58,11 @@ def test_gate_with_the_version_committed_opens_without_deferring(tmp_path: Path)
     assert gate(tmp_path).execute(context(3)) == 3
 
 
-@pytest.mark.parametrize(("iteration", "max_lag", "needed"), [(0, 0, 0), (3, 0, 3), (1, 2, 0), (5, 2, 3)])
+@pytest.mark.parametrize(("iteration", "max_lead", "needed"), [(0, 0, 0), (3, 0, 3), (1, 2, 0), (5, 2, 3)])
 def test_gate_needs_the_version_that_the_staleness_bound_says(
-    tmp_path: Path, iteration: int, max_lag: int, needed: int
+    tmp_path: Path, iteration: int, max_lead: int, needed: int
 ) -> None:
-    assert gate(tmp_path, max_lag).version_needed(iteration) == needed
+    assert gate(tmp_path, max_lead).version_needed(iteration) == needed
 
 
 def test_gate_without_the_version_defers(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_gate_without_the_version_defers(tmp_path: Path) -> None:
 def test_gate_of_a_run_without_policies_defers_from_the_second_iteration_on(tmp_path: Path) -> None:
     assert gate(tmp_path).execute(context(0)) == 0
     with pytest.raises(TaskDeferred):
-        gate(tmp_path, max_lag=1).execute(context(1))
+        gate(tmp_path, max_lead=1).execute(context(1))
 
 
 def test_gate_past_its_deadline_fails_with_a_sentence(tmp_path: Path) -> None:

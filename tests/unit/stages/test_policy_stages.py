@@ -8,9 +8,10 @@ import pytest
 
 from stages import commit_policy, evaluate, prepare, train, weight_sync
 from stages.errors import ContractError, StaleRolloutError
-from stages.generate import oldest_version, sampling_policy
+from stages.sampling import policy_for
+from stages.shard_writer import RolloutBatch
 from storage.errors import CorruptObjectError, ObjectMissingError, ResumeMismatchError
-from storage.layout import checkpoint_folder, manifest_key
+from storage.layout import Split, checkpoint_folder, manifest_key
 from storage.policies import head_version, resolve_policy
 from storage.store import open_store
 from tests.helpers.stage_contexts import make_context, make_run, publish
@@ -106,9 +107,11 @@ def test_weight_sync_waits_for_the_commit(tmp_path: Path) -> None:
         weight_sync.run_stage(context)
 
 
-@pytest.mark.parametrize(("iteration", "staleness", "oldest"), [(0, 0, 0), (5, 0, 5), (5, 2, 3), (1, 2, 0)])
-def test_oldest_version_of_an_iteration(iteration: int, staleness: int, oldest: int) -> None:
-    assert oldest_version(iteration, staleness) == oldest
+def batch_of(iteration: int, oldest: int) -> RolloutBatch:
+    return RolloutBatch(
+        split=Split.TRAIN, number=iteration, prompts=(), samples_per_prompt=2, temperature=1.0,
+        oldest_version=oldest, newest_version=iteration,
+    )  # fmt: skip
 
 
 def test_sampling_uses_the_iterations_own_version_also_when_repeated_later(tmp_path: Path) -> None:
@@ -118,12 +121,24 @@ def test_sampling_uses_the_iterations_own_version_also_when_repeated_later(tmp_p
     with pytest.raises(
         StaleRolloutError, match="sampled from policy version 1 or later, but the newest committed one is 0"
     ):
-        sampling_policy(context)
+        policy_for(context, batch_of(1, 1))
 
     for version in (1, 2, 3):
         publish(context, version, is_head=True)
 
-    assert sampling_policy(context).version == 1
+    assert policy_for(context, batch_of(1, 1)).version == 1
+
+
+def test_asynchronous_sampling_takes_the_newest_version_within_its_bounds(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    context = make_context(run, tmp_path, "generate", 3)
+    publish(context, 0, is_head=True)
+    used = []
+    for version in (1, 2, 3, 4):
+        publish(context, version, is_head=True)
+        used.append(policy_for(context, batch_of(3, 1)).version)
+
+    assert used == [1, 2, 3, 3]
 
 
 def test_training_is_serial(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_metrics_separate_failures_from_wrong_answers() -> None:
         row(None, status="timed_out", is_dropped=True, dropped_reason="stale", staleness=2),
     ]  # fmt: skip
 
-    metrics, counts = rollout_metrics(rows)
+    metrics, counts = rollout_metrics(rows, rows)
 
     assert counts == {
         "rows": 4, "tokens": 14, "truncated": 1, "reward_status_ok": 2, "reward_status_timed_out": 1,
@@ -39,7 +39,7 @@ def test_metrics_separate_failures_from_wrong_answers() -> None:
 
 
 def test_metrics_of_nothing_are_undefined_and_never_nan() -> None:
-    metrics, counts = rollout_metrics([row(None, is_dropped=True, dropped_reason="no_reward")])
+    metrics, counts = rollout_metrics(rows := [row(None, is_dropped=True, dropped_reason="no_reward")], rows)
 
     assert (metrics["reward_mean"], metrics["reward_std"], counts["rows"]) == (None, None, 1)
 

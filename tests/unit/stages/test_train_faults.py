@@ -10,10 +10,15 @@ import pytest
 
 from stages.engines.protocol import OptimizerStepMetrics, TrainingOutcome, TrainingRequest
 from stages.errors import NumericsError
+from stages.staleness.buffer import GroupRef, RolloutBuffer, Taken
 from stages.train import _train, training_metrics
 from stages.training_rows import prepare_rows
 from tests.helpers.stage_contexts import make_context, make_run
 from tests.unit.stages.test_training_rows import row
+
+
+def nothing_taken() -> Taken:
+    return RolloutBuffer(version=0).take([GroupRef(0, 0, 0)], max_staleness=0, wanted=1)
 
 
 class FaultyEngine:
@@ -58,7 +63,7 @@ def test_skipped_step_is_counted_and_dumped(tmp_path: Path) -> None:
 
     (dump,) = (tmp_path / "state-a0" / "dumps" / "r").iterdir()
     assert [json.loads(line)["row_id"] for line in dump.read_text().splitlines()] == ["0.1"]
-    assert training_metrics(prepared, outcome)["optimizer_steps"] == [
+    assert training_metrics(prepared, outcome, nothing_taken())["optimizer_steps"] == [
         {"optimizer_step": 0, "is_skipped": 1.0, "num_rows": 2, "num_tokens": 4, "loss": None, "lr": 0.5}
     ]
 
@@ -71,6 +76,6 @@ def test_iteration_without_signal_makes_no_optimizer_step(tmp_path: Path) -> Non
     outcome = _train(context, FaultyEngine(), prepared, [])
 
     assert outcome is None
-    metrics = training_metrics(prepared, outcome)
-    assert (metrics["optimizer_steps"], metrics["staleness"]) == ([], {"0": 2})
+    metrics = training_metrics(prepared, outcome, nothing_taken())
+    assert (metrics["optimizer_steps"], metrics["staleness"]["histogram"]) == ([], {})
     assert metrics["counts"]["groups_zero_variance"] == 1

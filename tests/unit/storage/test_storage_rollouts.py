@@ -400,15 +400,15 @@ def test_null_in_a_required_column_names_file_and_column(store: Store) -> None:
 
 def test_newer_schema_is_refused(store: Store) -> None:
     table = _as_table(store, rollout_rows(range(1)))
-    _commit_bytes(store, _parquet(table.replace_schema_metadata({"motley.schema": "rollouts/2"})), 2)
-    with pytest.raises(SchemaVersionError, match="has schema version 2, newer than 1"):
+    _commit_bytes(store, _parquet(table.replace_schema_metadata({"motley.schema": "rollouts/3"})), 2)
+    with pytest.raises(SchemaVersionError, match="has schema version 3, newer than 2"):
         read_rollouts(store, RUN, 0)
 
 
 def test_file_of_another_family_is_refused(store: Store) -> None:
     data = encode_table(arrow_schema("values").empty_table())
     _commit_bytes(store, data, 0)
-    with pytest.raises(CorruptObjectError, match="holds schema 'values/1', but 'rollouts' is needed"):
+    with pytest.raises(CorruptObjectError, match="holds schema 'values/2', but 'rollouts' is needed"):
         read_rollouts(store, RUN, 0)
 
 

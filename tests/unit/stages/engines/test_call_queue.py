@@ -99,3 +99,40 @@ def test_unusable_engine_is_reported() -> None:
     calls.submit("load_weights", body_of("load_weights", directory="/a", policy_version=1, weights_hash="h"))
     calls.run(EchoEngine(), idle_timeout_s=0.01)
     assert calls.unusable_reason == "/a 1 h"
+
+
+class PatientEngine(EchoEngine):
+    """Scores until it is interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_interrupted = lambda: False
+        self.began = threading.Event()
+        self.log: list[str] = []
+
+    def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
+        self.log.append(f"loaded {policy_version}")
+
+    def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
+        self.began.set()
+        self.log.append("interrupted" if self.is_interrupted() else "scored")
+        return []
+
+
+def test_urgent_call_interrupts_what_runs_before_it_and_nothing_after_it() -> None:
+    """Calls keep their order; work queued before urgent weights sees that they wait, work queued after does not."""
+    calls, engine = CallQueue("scoring"), PatientEngine()
+    weights = body_of("load_weights", directory=Path("d"), policy_version=1, weights_hash="h")
+    answers = [
+        calls.submit("score", body_of("score", rows=[])),
+        calls.submit("load_weights", weights, is_urgent=True),
+        calls.submit("score", body_of("score", rows=[])),
+        calls.submit("load_weights", weights),
+        calls.submit("score", body_of("score", rows=[])),
+    ]
+    calls.run(engine, 0.2)
+
+    for answer in answers:
+        answer.result()
+    assert engine.log == ["interrupted", "loaded 1", "scored", "loaded 1", "scored"]
+    assert not calls.has_urgent()

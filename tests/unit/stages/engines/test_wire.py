@@ -60,7 +60,9 @@ def test_training_outcome_with_values_that_are_not_finite_survives_the_way() -> 
 
 
 def test_completions_survive_bit_by_bit() -> None:
-    done = [Completion(token_ids=[4, 2], logprobs=[-0.1, -1e-300], finish_reason="stop")]
+    done = [
+        Completion(token_ids=[4, 2], logprobs=[-0.1, -1e-300], finish_reason="stop", policy_version=3, weights_hash="h")
+    ]
     codec = methods_of("generation")["generate"]
     assert codec.decode_result(codec.encode_result(done)) == done
 
