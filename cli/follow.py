@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from cli.deployment_api import AirflowApi
@@ -185,12 +186,13 @@ class RunFollower:
         )
 
     def _eta_s(self, num_done: int) -> float | None:
-        spans = [
-            (record.ended_at - record.started_at).total_seconds()
-            for record in list(self.records.values())[-5:]
-            if record.started_at and record.ended_at
-        ]
-        return sum(spans) / len(spans) * (self.entry.iterations - num_done) if spans else None
+        timed = [record for record in list(self.records.values())[-6:] if record.started_at and record.ended_at]
+        # Iterations may overlap: what counts is how long one ends after the other.
+        ends = [record.ended_at for record in timed if record.ended_at]
+        spans = [(after - before).total_seconds() for before, after in pairwise(ends)]
+        if not spans and timed and timed[0].started_at and timed[0].ended_at:
+            spans = [(timed[0].ended_at - timed[0].started_at).total_seconds()]
+        return max(0.0, sum(spans) / len(spans)) * (self.entry.iterations - num_done) if spans else None
 
 
 def run_iteration(run: dict[str, Any]) -> int:

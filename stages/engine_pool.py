@@ -47,7 +47,7 @@ class EnginePool:
     def __init__(self, context: StageContext) -> None:
         self._context = context
         self.manager = EngineManager(context.state_dir)
-        self._open: list[RemoteEngine] = []
+        self._open: dict[str, RemoteEngine] = {}
 
     def generation(self, replica: int, wanted: Callable[[], Policy]) -> RemoteEngine:
         """Return the generation engine of a replica, holding the wanted policy version, proved by the canary.
@@ -160,7 +160,7 @@ class EnginePool:
 
     def close(self) -> None:
         """Close the connections; the engines live on."""
-        for engine in self._open:
+        for engine in self._open.values():
             engine.close()
         self._open.clear()
 
@@ -207,7 +207,9 @@ class EnginePool:
         engine = self.manager.acquire(
             launch, model_dir, timeout_s=min(left_s, context.job.engines.start_timeout_s), call_timeout_s=left_s
         )
-        self._open.append(engine)
+        if (before := self._open.get(engine.record.identity)) is not None:
+            before.close()
+        self._open[engine.record.identity] = engine
         return engine
 
     def _with_weights(self, launch: EngineLaunch, policy: Policy) -> tuple[RemoteEngine, bool]:

@@ -18,6 +18,7 @@ from stages.contract import StageName
 from stages.plan_history import NumberedPlan, committed_plans, numbered_plan, plan_of_iteration, with_adoption
 from stages.planning import choose_plan
 from stages.profile import find_profile, last_due
+from stages.staleness.drift_watch import has_drifted, rerouted_plan
 from storage import layout
 from storage.errors import AlreadyPublishedError
 from storage.layout import escape_name
@@ -65,11 +66,12 @@ def _choose(context: StageContext) -> tuple[NumberedPlan, bool]:
         standing = plan_of_iteration(plans, k)
         if standing is not None:
             is_chosen = standing.adopted_at == k or plans[-1].adopted_at > k
-            if is_chosen or not is_due(context, standing.plan):
+            is_wanted = is_due(context, standing.plan) or has_drifted(context, standing.adopted_at)
+            if is_chosen or not is_wanted:
                 return standing, False
         if chosen is None:
             with context.phase("search"):
-                chosen = choose_plan(
+                chosen = rerouted_plan(context, standing) or choose_plan(
                     context.run.cluster, context.job.planner, profiles=_profiles(context), seed=context.run.seed
                 )
         if standing is not None and standing.plan.fingerprint == chosen.fingerprint:

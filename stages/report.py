@@ -13,7 +13,9 @@ from stages.policy_files import policy_at_home
 from stages.rollout_shards import Shard, all_shards
 from stages.rollout_statistics import alarms_of, rollout_metrics, troubles_of
 from stages.sharding import shard_ranges
-from stages.stage_times import StageTimes, read_results, stage_times
+from stages.stage_times import StageTimes, read_results, stage_times, waits_between
+from stages.staleness.balance import drift, measured_balance, predicted_balance, who_waits
+from stages.staleness.drift_watch import DRIFT_METRIC
 from stages.tensorboard_export import write_scalars
 from storage import layout
 from storage.errors import ObjectMissingError
@@ -91,8 +93,16 @@ def build_record(context: StageContext) -> IterationRecord:
     metrics |= _optimizer_metrics(training["optimizer_steps"])
     metrics |= _evaluation_metrics(context, k)
     metrics |= _lag_metrics(context, training, times)
+    balance, balance_metrics = _balance(context, counts["rows"], times)
+    metrics |= balance_metrics
     metrics["tokens_per_s"] = _sampling_rate(shards[Family.ROLLOUTS], counts["tokens"])
-    metrics["overhead_fraction"] = times.overhead_fraction
+    waits = waits_between(stage_times(read_results(context.state_dir, context.run.name, k - 1)), times)
+    metrics["overhead_fraction"] = times.overhead_fraction(waits.turn_s or 0.0)
+    metrics |= {
+        "turn_wait_s": waits.turn_s,
+        "generation_idle_s": waits.generation_idle_s,
+        "training_idle_s": waits.training_idle_s,
+    }
     metrics["zero_variance_fraction"] = counts["groups_zero_variance"] / max(1, counts["groups"])
     return IterationRecord(
         run=context.run.name,
@@ -108,7 +118,7 @@ def build_record(context: StageContext) -> IterationRecord:
         metrics=metrics,
         optimizer_steps=[_numbers(step) for step in training["optimizer_steps"]],
         alarms=_alarms(context, troubles, training["optimizer_steps"]),
-        metadata=_metadata(context, policy, training, shards, times, troubles),
+        metadata={**_metadata(context, policy, training, shards, times, troubles), "balance": balance},
     )
 
 
@@ -175,6 +185,20 @@ def _lag_metrics(context: StageContext, training: Mapping[str, Any], times: Stag
         "discard_fraction_total": counts["groups_withheld_total"] / max(1, decided),
         "publish_lag_s": times.publish_lag_s,
     }
+
+
+def _balance(context: StageContext, samples: int, times: StageTimes) -> tuple[str | None, dict[str, float | None]]:
+    """Return who waits for whom, and the rates of both sides, measured and promised."""
+    phases = context.plan.predicted.get("phases")
+    measured = measured_balance(samples, times.measured_s)
+    promised = predicted_balance(samples, phases) if isinstance(phases, dict) else None
+    metrics: dict[str, float | None] = {DRIFT_METRIC: None}
+    for name, balance in (("", measured), ("predicted_", promised)):
+        metrics[f"{name}producer_samples_per_s"] = None if balance is None else balance.producer_samples_per_s
+        metrics[f"{name}consumer_samples_per_s"] = None if balance is None else balance.consumer_samples_per_s
+    if measured is not None and promised is not None:
+        metrics[DRIFT_METRIC] = drift(measured, promised)
+    return None if measured is None else who_waits(measured), metrics
 
 
 def _sampling_rate(rollouts: Sequence[Shard], tokens: int) -> float | None:

@@ -163,7 +163,9 @@ def _sample_replica(
             position = 0
             for shard in wave:
                 size = (shard.stop - shard.first) * batch.samples_per_prompt
-                made[shard.shard] = writer.commit(shard, done.rows[position : position + size], info, done.times)
+                made[shard.shard] = writer.commit(
+                    shard, done.rows[position : position + size], info, done.times, replica
+                )
                 position += size
     return made, stats, info
 

@@ -109,9 +109,22 @@ class ShardWriter:
         return sample_seed(self.context.run.seed, self.batch.number, prompt.row.prompt_id, sample, self.batch.split)
 
     def commit(
-        self, shard: ShardRange, completions: Sequence[Sampled], info: EngineInfo, times: tuple[float, float]
+        self,
+        shard: ShardRange,
+        completions: Sequence[Sampled],
+        info: EngineInfo,
+        times: tuple[float, float],
+        replica: int,
     ) -> Manifest:
-        """Commit one shard."""
+        """Commit one shard.
+
+        Args:
+            shard: The shard.
+            completions: Its completions, prompt by prompt.
+            info: The engine that sampled them.
+            times: Start and end of the engine call, Unix seconds; several shards may share it.
+            replica: Replica of the plan whose engine that is.
+        """
         context, batch = self.context, self.batch
         texts = self.prompts.decode([completion.token_ids for completion in completions])
         pairs = [(p, s) for p in range(shard.first, shard.stop) for s in range(batch.samples_per_prompt)]
@@ -136,6 +149,7 @@ class ShardWriter:
             metadata={
                 "weights_hashes": hashes,
                 "machine": context.machine.name,
+                "replica": replica,
                 "started_at": times[0],
                 "ended_at": times[1],
                 "is_batch_invariant": info.is_batch_invariant,

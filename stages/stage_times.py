@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -35,16 +35,24 @@ class StageTimes:
     """End of the last stage found."""
     missing: Sequence[str]
     """What could not be measured, one sentence each."""
+    spans: Mapping[StageName, tuple[float, float]] = field(default_factory=dict)
+    """First start and last end of each stage, Unix seconds."""
     publish_lag_s: float | None = None
     """Seconds from the commit of the policy to its presence in every region and engine: how late it arrives, which is
     another thing than how old rollouts are."""
 
-    @property
-    def overhead_fraction(self) -> float | None:
-        """Share of the iteration in gaps, in [0, 1]."""
-        if self.started_at is None or self.ended_at is None or self.ended_at <= self.started_at:
+    def overhead_fraction(self, waited_s: float = 0.0) -> float | None:
+        """Return the share of the iteration in gaps, in [0, 1].
+
+        Args:
+            waited_s: Seconds of the gaps in which an earlier iteration was trained: waiting, not overhead. They are
+                taken out of the gaps and of the whole.
+        """
+        if self.started_at is None or self.ended_at is None:
             return None
-        return min(1.0, sum(max(0.0, gap) for gap in self.gaps_s.values()) / (self.ended_at - self.started_at))
+        whole = self.ended_at - self.started_at - waited_s
+        gaps = sum(max(0.0, gap) for gap in self.gaps_s.values()) - waited_s
+        return min(1.0, max(0.0, gaps) / whole) if whole > 0 else None
 
 
 def read_results(state_dir: Path, run: str, iteration: int) -> list[StageResult]:
@@ -94,6 +102,7 @@ def stage_times(results: Sequence[StageResult]) -> StageTimes:
             for stage in ORDER
             if stage not in spans
         ],
+        spans=spans,
         publish_lag_s=_publish_lag_s(spans),
     )
 
@@ -102,3 +111,27 @@ def _publish_lag_s(spans: Mapping[StageName, tuple[float, float]]) -> float | No
     if StageName.COMMIT_POLICY not in spans or StageName.WEIGHT_SYNC not in spans:
         return None
     return max(0.0, spans[StageName.WEIGHT_SYNC][1] - spans[StageName.COMMIT_POLICY][1])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waits:
+    """Who waited for whom between two iterations that overlap."""
+
+    turn_s: float | None
+    """Seconds for which finished rollouts waited until the iteration before was committed."""
+    generation_idle_s: float | None
+    """Seconds between the end of one iteration's rollouts and the start of the next one's; scheduling included."""
+    training_idle_s: float | None
+    """Seconds between the commit of one iteration and the start of the next one's training; scheduling included."""
+
+
+def waits_between(before: StageTimes, after: StageTimes) -> Waits:
+    """Return the waits between an iteration and the next one; None where a time is not known on this machine."""
+    ready, turn = after.spans.get(StageName.INFER), after.spans.get(StageName.TRAIN)
+    sampling, sampled = after.spans.get(StageName.GENERATE), before.spans.get(StageName.INFER)
+    committed = before.spans.get(StageName.COMMIT_POLICY)
+    return Waits(
+        turn_s=max(0.0, min(committed[1], turn[0]) - ready[1]) if committed and turn and ready else None,
+        generation_idle_s=max(0.0, sampling[0] - sampled[1]) if sampling and sampled else None,
+        training_idle_s=max(0.0, turn[0] - committed[1]) if turn and committed else None,
+    )

@@ -126,7 +126,10 @@ class ReplanSpec(Section):
     every: int = Field(default=0, ge=0)
     """Re-plan at every n-th iteration; 0 only at the first one and when the cluster changes."""
     drift: float = Field(default=0.5, gt=0)
-    """Relative gap between measured and predicted iteration time that makes a re-plan due."""
+    """Relative gap between the measured and the promised ratio of generation to training time that makes a re-plan due,
+    in asynchronous runs; 0.5 = half as much again in either direction."""
+    confirm: int = Field(default=3, ge=1)
+    """Iterations in a row that must drift so far; after a call the drift must fall below half before it calls again."""
     min_gain: float = Field(default=0.1, ge=0)
     """Relative gain that a new plan must promise to be taken."""
 

@@ -310,7 +310,7 @@ class EngineContract:
 
     @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
     def test_update_in_place_equals_a_fresh_engine(self, build: BuildEngine, folder: Path, tied: bool) -> None:
-        """[W3, W5, L8, L9] Nothing of the old version survives: no packed copy, no tied head, no cached prefix."""
+        """[W3, W5, L8, L9, L10] Nothing of the old version survives: no packed copy, no tied head, no cached prefix."""
         old = save_tiny_model(folder / f"old-{tied}", seed=3, tied=tied)
         new = save_tiny_model(folder / f"new-{tied}", seed=4, tied=tied)
         requests = [

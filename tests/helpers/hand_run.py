@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from stages.contract import StageResult
+from stages.__main__ import run_request
+from stages.contract import StageName, StageResult
 from stages.engines.manager import EngineManager
 from stages.runs import ResolvedRun, create_run, resolve_run
+from stages.timing import Clock
 from storage.store import Store, open_store
 
 TINY_JOB = """
@@ -46,7 +51,7 @@ storage: {{samples_per_shard: {samples_per_shard}}}
 CLUSTER = """
 format: motley.cluster/1
 name: one
-machines: [{{name: local, region: here, gpu: cpu, count: {count}}}]
+machines: [{{name: local, region: here, gpu: cpu, count: {count}, intra_gb_s: 10}}]
 """
 
 ITERATION = ("plan", "generate", "infer", "train", "commit_policy", "weight_sync", "evaluate", "report")
@@ -82,6 +87,17 @@ class HandRun:
 
     def stage(self, stage: str, iteration: int, expected_exit: int = 0, **params: Any) -> StageResult:
         """Run a stage in a fresh process and return its result."""
+        path = self.write_request(stage, iteration, **params)
+        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "stages", stage, "--request", str(path)],
+            env=environment, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == expected_exit, done.stderr[-4000:]
+        return StageResult.model_validate_json((path.parent / "result.json").read_bytes())
+
+    def write_request(self, stage: str, iteration: int, **params: Any) -> Path:
+        """Write the request of a new attempt at a stage; return its path."""
         jobs = self.state_dir / "jobs" / self.name / f"{iteration:06d}" / stage
         folder = jobs / f"attempt-{len(list(jobs.glob('attempt-*'))):03d}"
         folder.mkdir(parents=True)
@@ -91,13 +107,26 @@ class HandRun:
             "deadline_s": 600.0,
         }  # fmt: skip
         (folder / "request.json").write_text(json.dumps(request))
-        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "stages", stage, "--request", str(folder / "request.json")],
-            env=environment, capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
-        assert done.returncode == expected_exit, done.stderr[-4000:]
-        return StageResult.model_validate_json((folder / "result.json").read_bytes())
+        return folder / "request.json"
+
+    def lane(self, *stages: tuple[str, int]) -> BaseProcess:
+        """Start a process that runs stages one after the other and ends with the exit code of the first that fails.
+
+        It is forked, so that it starts at once and two lanes really run side by side; call it before this process has
+        used threads.
+        """
+        process = multiprocessing.get_context("fork").Process(target=self._run_all, args=(stages,))
+        process.start()
+        return process
+
+    def _run_all(self, stages: Sequence[tuple[str, int]]) -> None:
+        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
+        for stage, iteration in stages:
+            path = self.write_request(stage, iteration, **({"region": "here"} if stage == "weight_sync" else {}))
+            code = run_request(StageName(stage), path, Clock())
+            if code:
+                os._exit(code)
+        os._exit(0)
 
     def iteration(self, k: int) -> dict[str, StageResult]:
         """Run all stages of an iteration."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,13 @@ storage: {{a: "{base}/a", b: "{base}/b"}}
 """
 
 
-def make_run(base: Path, *, iterations: int = 5) -> ResolvedRun:
-    """Create a run whose regions a (home) and b have roots of their own."""
-    run = resolve_run(JOB, CLUSTER.format(base=base), "r", iterations, None, str(base / "none"))
+def make_run(base: Path, *, iterations: int = 5, changes: Mapping[str, str] | None = None) -> ResolvedRun:
+    """Create a run whose regions a (home) and b have roots of their own; `changes` replace text of the job."""
+    job = JOB
+    for old, new in (changes or {}).items():
+        assert old in job
+        job = job.replace(old, new)
+    run = resolve_run(job, CLUSTER.format(base=base), "r", iterations, None, str(base / "none"))
     create_run(run)
     return run
 

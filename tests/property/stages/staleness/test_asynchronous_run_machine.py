@@ -212,5 +212,5 @@ def _oldest(groups: Iterable[GroupRef], count: int) -> list[GroupRef]:
 
 TestAsynchronousRun = AsynchronousRun.TestCase
 TestAsynchronousRun.settings = settings(
-    max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )

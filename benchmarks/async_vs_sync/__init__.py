@@ -1,0 +1,1 @@
+"""Synchronous against asynchronous runs."""
