@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stages.engines.protocol import TrainingOutcome
-from stages.rl.spec import CorrectionSpec
+from stages.rl.correction_spec import CorrectionSpec
 from stages.training_rows import PreparedRows
 
 

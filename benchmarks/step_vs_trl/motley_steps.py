@@ -14,7 +14,8 @@ from stages.engines.accelerate_engine import AccelerateEngine
 from stages.engines.launch import EngineLaunch, Role
 from stages.engines.protocol import Completion, GenerationRequest, TrainingRequest, TrainingRow
 from stages.engines.transformers_engine import TransformersEngine
-from stages.rl.spec import CorrectionSpec, GrpoSpec
+from stages.rl.correction_spec import CorrectionSpec
+from stages.rl.spec import GrpoSpec
 from stages.spec.execution import OptimizerSpec
 
 

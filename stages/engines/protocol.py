@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from stages.rl.spec import CorrectionSpec, GrpoSpec
+from stages.rl.correction_spec import CorrectionSpec
+from stages.rl.spec import GrpoSpec
 from stages.spec.execution import OptimizerSpec
 
 FinishReason = Literal["stop", "length", "interrupted"]

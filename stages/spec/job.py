@@ -20,7 +20,8 @@ from plans.spec.model import fingerprint
 from stages.data.spec import DataSpec, TemplateSpec
 from stages.errors import SpecFaultsError
 from stages.rewards.spec import RewardsSpec
-from stages.rl.spec import CorrectionSpec, GrpoSpec, PpoSpec
+from stages.rl.correction_spec import CorrectionSpec
+from stages.rl.spec import GrpoSpec, PpoSpec
 from stages.spec.asynchrony import AsynchronySpec
 from stages.spec.execution import (
     EnginesSpec,

@@ -9,7 +9,8 @@ from typing import Any
 from stages.engines.accelerate_engine import AccelerateEngine
 from stages.engines.launch import EngineLaunch
 from stages.engines.protocol import TrainingRequest, TrainingRow
-from stages.rl.spec import CorrectionSpec, GrpoSpec
+from stages.rl.correction_spec import CorrectionSpec
+from stages.rl.spec import GrpoSpec
 from stages.spec.execution import OptimizerSpec
 
 VOCABULARY = 16

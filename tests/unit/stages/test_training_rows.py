@@ -8,7 +8,7 @@ import pytest
 
 from stages.engines.protocol import OptimizerStepMetrics, TrainingOutcome
 from stages.errors import StaleRolloutError
-from stages.rl.spec import CorrectionSpec
+from stages.rl.correction_spec import CorrectionSpec
 from stages.spec.job import TrainingJob, load_training_job
 from stages.training_columns import training_columns
 from stages.training_rows import mini_batches, prepare_rows

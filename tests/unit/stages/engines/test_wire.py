@@ -17,7 +17,8 @@ from stages.engines.protocol import (
 )
 from stages.engines.wire import decode_error, encode_error, methods_of
 from stages.errors import ContractError, EngineError, NumericsError, SpecFaultsError, StageError
-from stages.rl.spec import CorrectionSpec, GrpoSpec
+from stages.rl.correction_spec import CorrectionSpec
+from stages.rl.spec import GrpoSpec
 from stages.spec.execution import OptimizerSpec
 
 

@@ -9,12 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stages.rl.aggregation import Normaliser, aggregate, count_normaliser  # noqa: E402 - torch checked first
+from stages.rl.correction_spec import CorrectionSpec  # noqa: E402
 from stages.rl.importance import ImportanceStats, add_kept_mass, importance_correction  # noqa: E402
 from stages.rl.kl import ESTIMATORS, kl_per_token  # noqa: E402
 from stages.rl.log_ratio import sequence_log_ratio, token_log_ratio  # noqa: E402
 from stages.rl.losses import PolicyBatch, policy_loss  # noqa: E402
 from stages.rl.masks import masked_mean, masked_sum  # noqa: E402
-from stages.rl.spec import CorrectionSpec, GrpoSpec  # noqa: E402
+from stages.rl.spec import GrpoSpec  # noqa: E402
 from stages.rl.surrogate import clipped_surrogate  # noqa: E402
 from stages.rl.value_loss import value_loss  # noqa: E402
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from stages.rl.spec import CorrectionSpec, GrpoSpec, sampling_faults
+from stages.rl.correction_spec import CorrectionSpec
+from stages.rl.spec import GrpoSpec, sampling_faults
 
 
 def test_variant_fills_the_published_values_that_the_author_left_out() -> None:

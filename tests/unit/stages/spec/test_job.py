@@ -99,6 +99,18 @@ def test_rules_across_sections_are_checked_although_an_optional_section_is_fault
         ("  num_epochs: 1", "  num_epochs: 1\n  overlong_buffer_tokens: 5", "grpo.overlong_buffer_tokens is 5"),
         ("recompute: none,", "recompute: none, updates_per_iteration: 3,", "training.updates_per_iteration is 3"),
         ("mode: sync", "mode: async\nmax_staleness: 1\ncorrection: {mode: none}", "correction.mode is none"),
+        ("mode: sync", "mode: async\nmax_staleness: 1\ncorrection: {name: none}", "correction.mode is none"),
+        ("mode: sync", "mode: async\nmax_staleness: 1\ncorrection: {name: behaviour_ppo}", None),
+        ("mode: sync", "mode: async\nmax_staleness: 0", "max_staleness"),
+        ("mode: sync", "mode: sync\nasynchrony: {spare_prompts: 1}", "asynchrony.spare_prompts is given, but mode is"),
+        ("mode: sync", "mode: sync\nasynchrony: {}", None),
+        (
+            "mode: sync",
+            "mode: async\nmax_staleness: 1\nasynchrony: {generate_ahead: 2}",
+            "asynchrony.generate_ahead is 2 with max_staleness 1, but rollouts over the bound are withheld",
+        ),
+        ("mode: sync", "mode: async\nmax_staleness: 1\nasynchrony: {generate_ahead: 2, spare_prompts: 4}", None),
+        ("mode: sync", "mode: async\nmax_staleness: 1\nasynchrony: {generate_ahead: 0}", "asynchrony.generate_ahead"),
         ("    shape: *shape", "    shape: qwen3-0.6b\n  # kl", None),
         ("source:\n  type: init", "source:\n  type: gguf\n  package: x\n  path: y #", "source.architecture"),
     ],
@@ -106,10 +118,20 @@ def test_rules_across_sections_are_checked_although_an_optional_section_is_fault
 def test_rule_across_sections_is_named(old: str, new: str, expected: str | None) -> None:
     text = addition((old, new))
 
-    if expected is None:  # another reference shape is harmless while nothing needs the reference
+    if expected is None:  # e.g. another reference shape is harmless while nothing needs the reference
         assert isinstance(load_training_job(text, "job.yaml"), TrainingJob)
     else:
         assert any(fault.startswith(expected) for fault in faults_of(text)), faults_of(text)
+
+
+def test_pacing_and_bound_are_settings_of_their_own() -> None:
+    """T11: the depth of the pipeline is not the staleness bound."""
+    job = load_training_job(
+        addition(("mode: sync", "mode: async\nmax_staleness: 3\nasynchrony: {generate_ahead: 1}")), "job.yaml"
+    )
+    assert (job.generate_ahead, job.max_staleness, job.prompts_per_iteration) == (1, 3, 64)
+    assert load_training_job(addition(("mode: sync", "mode: async\nmax_staleness: 3")), "job.yaml").generate_ahead == 3
+    assert load_training_job(addition(), "job.yaml").generate_ahead == 0
 
 
 def test_kl_weight_needs_the_actor_as_reference() -> None:

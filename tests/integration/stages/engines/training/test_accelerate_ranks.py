@@ -19,7 +19,8 @@ pytest.importorskip("torch", reason="needs the engines' environment")
 
 from stages.engines.protocol import ScoredTokens
 from stages.errors import EngineError, EngineUnavailableError, NumericsError
-from stages.rl.spec import CorrectionSpec, GrpoSpec
+from stages.rl.correction_spec import CorrectionSpec
+from stages.rl.spec import GrpoSpec
 from tests.helpers.tiny_models import save_tiny_model
 from tests.helpers.training_cases import training_engine, training_request, training_rows
 

@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from stages.engines.protocol import ScoredTokens
 from stages.errors import ContractError, EngineError, NumericsError
-from stages.rl.spec import CorrectionSpec, GrpoSpec
+from stages.rl.correction_spec import CorrectionSpec
+from stages.rl.spec import GrpoSpec
 from stages.spec.execution import OptimizerSpec
 from storage.weights_hash import weights_hash
 from tests.helpers.tiny_models import save_tiny_model
