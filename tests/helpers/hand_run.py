@@ -91,7 +91,7 @@ class HandRun:
         environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, "-m", "stages", stage, "--request", str(path)],
-            env=environment, capture_output=True, text=True, timeout=600, check=False,
+            env=environment, capture_output=True, text=True, timeout=3000, check=False,
         )  # fmt: skip
         assert done.returncode == expected_exit, done.stderr[-4000:]
         return StageResult.model_validate_json((path.parent / "result.json").read_bytes())
@@ -104,7 +104,7 @@ class HandRun:
         request = {
             "stage": stage, "run": self.name, "iteration": iteration, "root": self.root, "machine": "local",
             "state_dir": str(self.state_dir), "attempt": f"{stage}-{iteration}-{folder.name}", "params": params,
-            "deadline_s": 600.0,
+            "deadline_s": 3000.0,
         }  # fmt: skip
         (folder / "request.json").write_text(json.dumps(request))
         return folder / "request.json"

@@ -17,7 +17,7 @@ from storage.runs import read_iteration
 from storage.sql import connect
 from tests.helpers.hand_run import HandRun
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(3600)]
 
 JOB = """
 mode: async
@@ -26,6 +26,8 @@ asynchrony: {spare_prompts: 1, partial_rollouts: true}
 generation: {max_num_seqs: 4}
 evaluation: {every: 1, prompts: 4}
 iterations: 4
+engines: {start_timeout_s: 1500}
+grpo: {num_mini_batches: 2}
 """
 
 
@@ -52,7 +54,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandRun]:
 
 
 def join(lane: BaseProcess) -> None:
-    lane.join(600)
+    lane.join(3000)
     assert lane.exitcode == 0
 
 
