@@ -50,7 +50,7 @@ def sampling_metrics(sampled: SampledShards) -> dict[str, JsonValue]:
     stats = sampled.stats
     seconds = stats["engine_s"]
     metrics: dict[str, JsonValue] = {
-        "policy_versions": sorted({version for manifest in sampled.manifests for version in manifest.policy_versions}),
+        "policy_versions": [*sorted({v for manifest in sampled.manifests for v in manifest.policy_versions})],
         "num_shards": len(sampled.manifests),
         "num_shards_all_machines": sampled.num_shards,
         "num_reused_shards": sampled.num_reused,

@@ -191,7 +191,10 @@ def _balance(context: StageContext, samples: int, times: StageTimes) -> tuple[st
     """Return who waits for whom, and the rates of both sides, measured and promised."""
     phases = context.plan.predicted.get("phases")
     measured = measured_balance(samples, times.measured_s)
-    promised = predicted_balance(samples, phases) if isinstance(phases, dict) else None
+    seconds = phases if isinstance(phases, dict) else {}
+    promised = predicted_balance(
+        samples, {name: float(value) for name, value in seconds.items() if isinstance(value, int | float)}
+    )
     metrics: dict[str, float | None] = {DRIFT_METRIC: None}
     for name, balance in (("", measured), ("predicted_", promised)):
         metrics[f"{name}producer_samples_per_s"] = None if balance is None else balance.producer_samples_per_s

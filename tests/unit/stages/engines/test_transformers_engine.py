@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from stages.engines import transformers_engine
 from stages.engines.launch import EngineLaunch
-from stages.engines.protocol import GenerationRequest
+from stages.engines.protocol import Completion, GenerationRequest, ScoredTokens
 from stages.engines.transformers_engine import TransformersEngine
 from stages.errors import EngineError, NumericsError
 from tests.helpers.tiny_models import EOS_ID, save_tiny_model
@@ -152,3 +154,47 @@ def test_closed_engine_refuses_to_work(model_dir: Path) -> None:
     engine.close()
     with pytest.raises(EngineError, match="it was closed"):
         engine.generate(make_requests(4))
+
+
+def test_interruption_keeps_what_was_sampled_and_the_rest_comes_from_the_new_weights(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Each part's log-probs are those of the weights that it names."""
+    other_dir = save_tiny_model(tmp_path / "other", seed=2)
+    engine = TransformersEngine(make_launch(), model_dir)
+    engine.load_weights(model_dir, 3, "old")
+    requests = [
+        GenerationRequest(prompt_token_ids=[1, 5, 6, 7], seed=seed, max_tokens=10, temperature=1.0)
+        for seed in range(20)
+    ]
+    looks = iter(range(100))
+    engine.is_interrupted = lambda: next(looks) >= 4  # one look before the wave, then one at each decode step
+    first = engine.generate(requests)
+    assert {(len(part.token_ids), part.finish_reason, part.policy_version) for part in first} == {(4, "interrupted", 3)}
+
+    engine.is_interrupted = lambda: True
+    nothing = engine.generate(requests)
+    assert {(len(part.token_ids), part.finish_reason) for part in nothing} == {(0, "interrupted")}
+
+    engine.is_interrupted = lambda: False
+    old_scores = engine.score(_scored(requests, first))
+    engine.load_weights(other_dir, 4, "new")
+    asked = [replace(r, sampled_token_ids=part.token_ids) for r, part in zip(requests, first, strict=True)]
+    second = engine.generate(asked)
+    assert {(len(part.token_ids), part.policy_version, part.weights_hash) for part in second} == {(6, 4, "new")}
+    new_scores = engine.score(_scored(requests, first, second))
+    for before, after, old, new in zip(first, second, old_scores, new_scores, strict=True):
+        assert old == pytest.approx(list(before.logprobs), abs=2e-4)
+        assert new[4:] == pytest.approx(list(after.logprobs), abs=2e-4)
+    pairs = [pair for old, new in zip(old_scores, new_scores, strict=True) for pair in zip(old, new[:4], strict=True)]
+    assert max(abs(old - new) for old, new in pairs) > 0.01
+
+
+def _scored(requests: list[GenerationRequest], *parts: Sequence[Completion]) -> list[ScoredTokens]:
+    return [
+        ScoredTokens(
+            prompt_token_ids=request.prompt_token_ids,
+            completion_token_ids=[token for part in of_row for token in part.token_ids],
+        )
+        for request, *of_row in zip(requests, *parts, strict=True)
+    ]

@@ -67,9 +67,9 @@ def test_decoupled_ppo_rejects_far_tokens_and_keeps_them_in_the_denominator() ->
 
 def test_effective_sample_size_is_kishs() -> None:
     stats = correction_of(CorrectionSpec(name="truncated_token")).stats
-    # Weights 2, 1, 0.25, 1, 1.5, 1, 1: sum 7.75, sum of squares 11.3125.
-    assert stats.effective_sample_size == pytest.approx(7.75**2 / 11.3125, rel=1e-6)
-    assert stats.effective_sample_fraction == pytest.approx(7.75**2 / 11.3125 / 7, rel=1e-6)
+    # Weights 2, 1, 0.25, 1, 1.5, 1, 1: sum 7.75, sum of squares 10.3125.
+    assert stats.effective_sample_size == pytest.approx(7.75**2 / 10.3125, rel=1e-6)
+    assert stats.effective_sample_fraction == pytest.approx(7.75**2 / 10.3125 / 7, rel=1e-6)
 
 
 @pytest.mark.parametrize(
