@@ -42,6 +42,14 @@ class StagePlace:
             values += shape.embedding_parameters
         return float(values * self.bytes_per_value)
 
+    @property
+    def read_bytes(self) -> float:
+        """Weights that a decode step reads: the layers and the head, of the embedding only the rows of its tokens."""
+        values = self.layers * self.shape.layer_parameters
+        if self.is_last and not self.has_scalar_head:
+            values += self.shape.embedding_parameters
+        return float(values * self.bytes_per_value)
+
 
 class Physics:
     """Service times on the GPUs of one cluster."""
@@ -90,7 +98,7 @@ class Physics:
         copies = max(1.0, len(stage.gpus) / shape.kv_heads)  # more ranks than key/value heads hold copies of them
         kv_values = 2 * shape.kv_heads * shape.head_dim
         kv_bytes = cached_tokens * stage.layers * kv_values * stage.bytes_per_value * copies
-        read = (stage.weight_bytes + kv_bytes) / self._slowest(stage, self._hbm_bytes_per_s)
+        read = (stage.read_bytes + kv_bytes) / self._slowest(stage, self._hbm_bytes_per_s)
         compute = self._flop(stage, sequences, cached_tokens, sequences) / self._slowest(stage, self._flop_per_s)
         return max(read, compute) + self._all_reduces_s(stage, sequences, count=2) + self._overhead(stage)
 

@@ -34,6 +34,8 @@ class StepCounter:
         """Count a step; raise at a limit."""
         self.steps += 1
         if is_priced:
+            if self.meter.is_spent:
+                raise LimitReachedError
             self.meter.spend()
         if self.steps > self.limit or (self.steps % LOOK_EVERY == 0 and self.meter.is_spent):
             raise LimitReachedError

@@ -50,7 +50,7 @@ class Rounder:
     ) -> None:
         """Offer the candidates on a descent from the given classes."""
         chosen = {task: self._layouts(task, cls)[:1] for task, cls in classes.items()}
-        if not all(chosen.values()):
+        if not all(chosen.values()) or not self.keep_going():
             return
         layouts = {task: options[0] for task, options in chosen.items()}
         best = self._price(grouping, layouts, offer)

@@ -15,18 +15,26 @@ from plans.search.planner import METHODS, MethodError, make_plan
 from plans.spec.job import Algorithm, Mode
 from plans.testbeds.jobs import hetrl_job
 from plans.testbeds.registry import find_testbed
+from tests.helpers.exact_cases import tiny_problem
 
-LIGHT = [name for name in METHODS if name in {"sha-ea", "verl", "streamrl", "deap", "random"}]
+LIGHT = [name for name in METHODS if name in {"sha-ea", "verl", "streamrl", "deap", "random", "ilp"}]
 
 
 def case(name="hetrl-multi-region-hybrid-16", size="4b", algorithm=Algorithm.GRPO, mode=Mode.ASYNC):
     return find_testbed(name).cluster, hetrl_job(size, algorithm, mode)
 
 
+def case_of(method):
+    if method != "ilp":
+        return case()
+    problem = tiny_problem([("A100-40", "a", 2), ("L4", "b", 1)], mode="async")  # one that is proved in a second
+    return problem.cluster, problem.job
+
+
 @pytest.mark.parametrize("model", [CostModel.paper(), CostModel.calibrated()], ids=["paper", "calibrated"])
 @pytest.mark.parametrize("method", LIGHT)
 def test_planner_returns_a_valid_priced_plan_within_budget(method, model):
-    cluster, job = case()
+    cluster, job = case_of(method)
     result = make_plan(cluster, job, method, model, Budget(evaluations=400), seed=1)
     check_plan(result.plan, cluster, job)
     report = price(cluster, job, result.plan, model)
@@ -42,7 +50,7 @@ def test_planner_returns_a_valid_priced_plan_within_budget(method, model):
 
 @pytest.mark.parametrize("method", LIGHT)
 def test_planner_repeats_itself(method):
-    cluster, job = case()
+    cluster, job = case_of(method)
     first, second = (
         make_plan(cluster, job, method, CostModel.paper(), Budget(evaluations=300), seed=7) for _ in range(2)
     )
@@ -52,7 +60,7 @@ def test_planner_repeats_itself(method):
 
 @pytest.mark.parametrize("method", LIGHT)
 def test_planner_plan_round_trips_through_json(method):
-    cluster, job = case()
+    cluster, job = case_of(method)
     plan = make_plan(cluster, job, method, CostModel.paper(), Budget(evaluations=200)).plan
     assert load_plan(plan.to_json(), "plan").to_json() == plan.to_json()
 

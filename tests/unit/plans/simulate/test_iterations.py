@@ -12,16 +12,16 @@ from plans.workflow import RlTask
 from tests.unit.plans.simulate.builders import cluster_of, job_of, one_gpu_each, plan_of, task_plan
 
 
-@pytest.mark.parametrize(("hbm", "step_s"), [(1.0, 2.88768e-6), (0.01, 5.18144e-5)])
+@pytest.mark.parametrize(("hbm", "step_s"), [(1.0, 2.88768e-6), (0.01, 5.05344e-5)])
 def test_decode_of_equal_sequences_takes_one_step_per_token_after_one_prefill(hbm: float, step_s: float) -> None:
     """8 samples fit the decode batch: 1 prefill and 8 steps.
 
     Prefill: 8 x 16 tokens, attended 8 x 136 = 1,088: 4 x (2 x 128 x 40,960 + 4 x 1,088 x 64) = 43,057,152 FLOP, logits
     2 x 8 x 64 x 100 = 102,400 FLOP: 4.3159552e-5 s.
     Step, in the middle of 8: the cache has 8 x (16 + 4) = 160 tokens. Compute: 4 x (2 x 8 x 40,960 + 4 x 160 x 64) +
-    102,400 = 2,887,680 FLOP. Memory: weights 2 x (4 x 41,088 + 2 x 6,400) = 354,304 bytes and cache 160 x 4 x 2 x 64
-    x 2 = 163,840 bytes, 518,144 bytes together: 5.18144e-7 s at full bandwidth (compute is slower), 5.18144e-5 s at 1
-    %.
+    102,400 = 2,887,680 FLOP. Memory: layers and head 2 x (4 x 41,088 + 6,400) = 341,504 bytes and cache 160 x 4 x 2 x
+    64 x 2 = 163,840 bytes, 505,344 bytes together: 5.05344e-7 s at full bandwidth (compute is slower), 5.05344e-5 s at
+    1 %.
     """
     cluster, job = cluster_of(2), job_of()
     settings = SimulationSettings(iterations=1, efficiency={"unit": Efficiency(hbm=hbm)})
