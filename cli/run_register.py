@@ -44,6 +44,7 @@ def entry_of(resolved: ResolvedRun) -> RunEntry:
             for machine in resolved.cluster.machines
         ),
         iterations=resolved.iterations,
+        algorithm=job.planner.algorithm.value,
         max_staleness=job.max_staleness,
         generate_ahead=job.asynchrony.generate_ahead,
         evaluate_every=job.evaluation.every,

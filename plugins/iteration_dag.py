@@ -4,6 +4,12 @@
 wait_for_policy -> prepare, profile.<queue>... -> plan -> generate.<queue>... -> infer.<queue>... [-> wait_for_turn]
     -> train.<queue>... -> commit_policy -> sync.<region>... -> evaluate -> report
 ```
+PPO has a row for each of its tasks, in the order of the paper's graph (HetRL, section 2):
+```
+generate -> {reward_inference, reference_inference, critic_inference} -> {train, critic_training} -> commit_policy
+```
+Asynchronous PPO waits for its turn before critic_inference, whose values are of the critic that is trained next.
+
 The gate comes first: while a failed iteration is retried, the next one is created already, and must neither measure nor
 plan before its turn.
 Every machine has its row per stage from the start; re-planning changes data, never the DAG. Joins run after skipped
@@ -33,7 +39,11 @@ from stages.run_entry import MachineEntry, RunEntry, read_run_entry
 
 logger = logging.getLogger(__name__)
 
-PRIORITY = {StageName.TRAIN: 30, StageName.COMMIT_POLICY: 30, StageName.WEIGHT_SYNC: 30, StageName.INFER: 20}
+PRIORITY = {
+    StageName.TRAIN: 30, StageName.CRITIC_TRAINING: 30, StageName.COMMIT_POLICY: 30, StageName.WEIGHT_SYNC: 30,
+    StageName.INFER: 20, StageName.REWARD_INFERENCE: 20, StageName.REFERENCE_INFERENCE: 20,
+    StageName.CRITIC_INFERENCE: 20,
+}  # fmt: skip
 """Weight by stage, absolute: what other iterations wait for goes first."""
 
 DEFAULT_PRIORITY = 10
@@ -114,16 +124,36 @@ def _wire(entry: RunEntry) -> None:
         [rows.once(StageName.PREPARE), *rows.per_queue(StageName.PROFILE)],
         [rows.once(StageName.PLAN)],
         rows.per_queue(StageName.GENERATE),
-        rows.per_queue(StageName.INFER),
-        [rows.gate("wait_for_turn", max_lead=0)] if entry.lead else [],
-        rows.per_queue(StageName.TRAIN),
+        *(_ppo_steps(rows) if entry.algorithm == "ppo" else _grpo_steps(rows)),
         [rows.once(StageName.COMMIT_POLICY)],
         rows.per_region(StageName.WEIGHT_SYNC, prefix="sync"),
         [rows.once(StageName.EVALUATE)],
         [rows.once(StageName.REPORT)],
     ]
-    present = [step for step in steps if step]
-    for upstream, downstream in pairwise(present):
+    _chain([step for step in steps if step])
+
+
+def _grpo_steps(rows: _Rows) -> list[list[BaseOperator]]:
+    """Return what stands between generation and the commit."""
+    gate = [rows.gate("wait_for_turn", max_lead=0)] if rows.entry.lead else []
+    return [rows.per_queue(StageName.INFER), gate, rows.per_queue(StageName.TRAIN)]
+
+
+def _ppo_steps(rows: _Rows) -> list[list[BaseOperator]]:
+    """Return inference and training, whose rows run side by side."""
+    inference = [*rows.per_queue(StageName.REWARD_INFERENCE), *rows.per_queue(StageName.REFERENCE_INFERENCE)]
+    critic = rows.per_queue(StageName.CRITIC_INFERENCE)
+    training = [*rows.per_queue(StageName.TRAIN), *rows.per_queue(StageName.CRITIC_TRAINING)]
+    if not rows.entry.lead:
+        return [[*inference, *critic], training]
+    gate: list[BaseOperator] = [rows.gate("wait_for_turn", max_lead=0)]
+    _chain([gate, critic, training])
+    return [[*inference, *gate], training]
+
+
+def _chain(steps: list[list[BaseOperator]]) -> None:
+    """Make every row of a step wait for all rows of the step before."""
+    for upstream, downstream in pairwise(steps):
         for operator in downstream:
             operator.set_upstream(upstream)
 

@@ -34,6 +34,12 @@ DEADLINE_MARGIN_S = 30.0
 PLAN_TASK_ID = "plan"
 """Task whose XCom may say under `queues` which queues have work, by stage."""
 
+PLACED_STAGES = frozenset({
+    StageName.GENERATE, StageName.INFER, StageName.REWARD_INFERENCE, StageName.REFERENCE_INFERENCE,
+    StageName.CRITIC_INFERENCE, StageName.TRAIN, StageName.CRITIC_TRAINING,
+})  # fmt: skip
+"""Stages whose machines the plan names; their rows on other machines skip."""
+
 
 class StageOperator(BaseOperator):
     """Runs one stage of the iteration on one machine."""
@@ -109,7 +115,7 @@ class StageOperator(BaseOperator):
             return "no measurement is due in this iteration"
         if self.stage is StageName.EVALUATE and not self.entry.is_evaluation_due(iteration):
             return "no evaluation is due in this iteration"
-        if self.stage in (StageName.GENERATE, StageName.INFER, StageName.TRAIN) and len(self.entry.machines) > 1:
+        if self.stage in PLACED_STAGES and len(self.entry.machines) > 1:
             plan = context["ti"].xcom_pull(task_ids=PLAN_TASK_ID)
             queues = plan.get("queues", {}).get(self.stage.value) if isinstance(plan, dict) else None
             if queues is not None and self.machine.queue not in queues:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from plans.errors import PlanningError
 from stages.errors import SpecFaultsError, StageError
+from stages.model_children import scalar_head_faults
 from stages.planning import choose_plan
 from stages.prompts import FACTS_NAME, build_spec, run_build
 from stages.rewards.registry import reward_faults
@@ -87,6 +88,7 @@ def check_files(job: Path | None, cluster: Path | None) -> Findings:
         _check_rewards,
         _check_libraries,
         _check_source,
+        _check_scalar_heads,
         _check_plan,
         _check_stores,
         _check_disk,
@@ -155,6 +157,19 @@ def _check_source(findings: Findings, run: ResolvedRun) -> None:
     findings.facts["parameters"] = run.job.planner.models.actor.llm.parameters
 
 
+def _check_scalar_heads(findings: Findings, run: ResolvedRun) -> None:
+    """Look at the critic's and the reward model's directories, in a child process: it needs torch."""
+    models = {"critic": run.job.planner.models.critic, "reward": run.job.reward_model}
+    wanted = {
+        role: {"path": model.path, "shape": model.llm.model_dump(mode="json")}
+        for role, model in models.items()
+        if model is not None and model.path is not None
+    }
+    if wanted:
+        findings.faults.extend(scalar_head_faults(run.job.source.model_dump(mode="json"), wanted, _DEADLINE_S))
+        findings.facts.update({role: model["path"] for role, model in wanted.items()})
+
+
 def _check_plan(findings: Findings, run: ResolvedRun) -> None:
     plan = choose_plan(run.cluster, run.job.planner, profiles={}, seed=run.seed)
     findings.facts["plan"] = f"{plan.method}: " + ", ".join(
@@ -174,7 +189,8 @@ def _check_stores(findings: Findings, run: ResolvedRun) -> None:
 
 
 def _check_disk(findings: Findings, run: ResolvedRun) -> None:
-    parameters, storage = run.job.planner.models.actor.llm.parameters, run.job.storage
+    models, storage = run.job.planner.models, run.job.storage
+    parameters = models.actor.llm.parameters + (0 if models.critic is None else models.critic.llm.parameters)
     kept = max(storage.keep_policies, storage.keep_checkpoints) + 2  # version 0, and the one being written
     needed = kept * parameters * (_POLICY_BYTES_PER_PARAMETER + _RESUME_POINT_BYTES_PER_PARAMETER)
     for root in dict.fromkeys(run.roots.values()):

@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 from pydantic import JsonValue
 
 from stages.context import StageContext, StageOutcome
+from stages.critic_versions import critic_at_home
 from stages.errors import ContractError
 from stages.policy_files import policy_at_home
 from stages.rollout_shards import region_stores
 from storage.checkpoints import load_checkpoint
 from storage.errors import CorruptObjectError
-from storage.layout import policy_folder, policy_head
+from storage.layout import critic_folder, policy_folder, policy_head
 from storage.manifest import find_valid
 from storage.policies import advance_head, head_version
 from storage.retention import RetentionRule, apply_retention
@@ -37,6 +38,8 @@ def run_stage(context: StageContext) -> StageOutcome:
                     key=policy_folder(run, version),
                 )
             load_checkpoint(home, run, version, config_hash=context.job.fingerprint)
+            if context.job.ppo is not None:
+                _verify_critic(context, version)
         with context.phase("commit"):
             advance_head(home, run, version)
         context.log("committed", version=version)
@@ -48,6 +51,25 @@ def run_stage(context: StageContext) -> StageOutcome:
         "deleted": [*deleted],
     }
     return StageOutcome(reused=is_reused, artefacts=(policy_head(run),), metrics=metrics)
+
+
+def _verify_critic(context: StageContext, version: int) -> None:
+    """Refuse to commit a policy without its critic, or with one that learned from other data."""
+    run, home = context.run.name, context.home
+    if find_valid(home, critic_folder(run, version), is_hash_checked=True) is None:
+        raise CorruptObjectError(
+            f"run {run}: critic version {version} is not published, or its files differ from its manifest; repeat "
+            "stage critic_training.",
+            key=critic_folder(run, version),
+        )
+    policy, critic = policy_at_home(context, version), critic_at_home(context, version)
+    if policy.manifest.metadata.get("data") != critic.manifest.metadata.get("data"):
+        raise ContractError(
+            f"run {run}: policy version {version} and critic version {version} were trained on different rollouts, "
+            "rewards or values; repeat stages train and critic_training, the one of older data trains anew.",
+            policy=policy.manifest.key,
+            critic=critic.manifest.key,
+        )
 
 
 def retention_rule(context: StageContext) -> RetentionRule:

@@ -121,33 +121,100 @@ class EnginePool:
         Raises:
             ContractError: the plan spreads training over several machines.
         """
+        return self._acquire(self._training_launch("training", RlTask.ACTOR_TRAINING), model_dir)
+
+    def critic_training(self, model_dir: Path) -> RemoteEngine:
+        """Return the engine that trains the critic on this machine; weights come with `load_checkpoint`.
+
+        Args:
+            model_dir: A directory of the critic.
+
+        Raises:
+            ContractError: the plan spreads the critic's training over several machines.
+        """
+        return self._acquire(self._training_launch("critic", RlTask.CRITIC_TRAINING), model_dir)
+
+    def critic_inference(self, replica: int, model_dir: Path) -> tuple[RemoteEngine, bool]:
+        """Return the engine that gives a replica's values, and whether it is the one that trains the critic too.
+
+        Where the plan puts inference onto the devices of training, one engine does both.
+        """
+        tasks, machine = self._context.plan.tasks, self._context.machine
+        placed = tasks[RlTask.CRITIC_INFERENCE].replicas[replica]
+        trained = tasks[RlTask.CRITIC_TRAINING]
+        devices = {gpu for stage in placed.stages for gpu in stage.gpus}
+        if devices <= set(trained.gpus) and machine_of(trained, 0) == machine.name:
+            return self.critic_training(model_dir), True
+        launch = self._accelerate_launch("critic", RlTask.CRITIC_INFERENCE, placed, replica, num_processes=1)
+        return self._acquire(launch, model_dir), False
+
+    def reward_model(self, replica: int, directory: Path, weights_hash: str) -> RemoteEngine:
+        """Return the engine of a replica of the reward model, holding its weights.
+
+        Args:
+            replica: Replica of the task `reward_inference`.
+            directory: The reward model.
+            weights_hash: What the weights must hash to.
+        """
+        job = self._context.job
+        placed = self._context.plan.tasks[RlTask.REWARD_INFERENCE].replicas[replica]
+        launch = self._launch(
+            "reward",
+            "transformers",
+            RlTask.REWARD_INFERENCE,
+            placed,
+            replica,
+            dtype=job.engines.generation.dtype,
+            max_num_seqs=job.planner.generation.max_num_seqs,
+            options={},
+        )
+        engine = self._acquire(launch, directory)
+        if engine.info().weights_hash != weights_hash:
+            self._context.log("load", role="reward", engine=launch.name, path=directory)
+            engine.load_weights(directory, 0, weights_hash)
+        return engine
+
+    def _training_launch(self, role: Role, rl_task: RlTask) -> EngineLaunch:
         context, job = self._context, self._context.job
-        task = context.plan.tasks[RlTask.ACTOR_TRAINING]
+        task = context.plan.tasks[rl_task]
         machines = {gpu.rpartition("/")[0] for gpu in task.gpus}
         if machines != {context.machine.name}:
             raise ContractError(
-                f"plan {context.plan_number} trains on {', '.join(sorted(machines))}, but engine "
+                f"plan {context.plan_number} does {rl_task.value} on {', '.join(sorted(machines))}, but engine "
                 f"{job.engines.training.name} trains on one machine, and this is {context.machine.name}; plan training "
                 "onto one machine and run the stage there."
             )
-        launch = self._launch(
-            "training",
+        gpus = () if context.machine.gpu == CPU else task.gpus
+        return self._accelerate_launch(role, rl_task, task.replicas[0], 0, num_processes=task.dp, gpus=gpus)
+
+    def _accelerate_launch(
+        self,
+        role: Role,
+        rl_task: RlTask,
+        placed: Replica,
+        replica: int,
+        *,
+        num_processes: int,
+        gpus: Sequence[str] | None = None,
+    ) -> EngineLaunch:
+        job = self._context.job
+        return self._launch(
+            role,
             job.engines.training.name,
-            RlTask.ACTOR_TRAINING,
-            task.replicas[0],
-            0,
+            rl_task,
+            placed,
+            replica,
             dtype="fp32" if job.planner.training.precision.value == "fp32" else "bf16",
             max_num_seqs=job.planner.generation.max_num_seqs,
             options={
                 **job.engines.training.options,
                 "precision": job.planner.training.precision.value,
                 "recompute": job.planner.training.recompute.value,
-                "num_processes": task.dp,
+                "num_processes": num_processes,
                 "seed": job.seed,
             },
-            gpus=() if context.machine.gpu == CPU else task.gpus,
+            gpus=gpus,
         )
-        return self._acquire(launch, model_dir)
 
     @cached_property
     def base_directory(self) -> Path:

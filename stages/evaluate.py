@@ -7,6 +7,7 @@ from stages.context import StageContext, StageOutcome
 from stages.errors import ContractError
 from stages.evaluations import stored_evaluation
 from stages.generate import run_prompts, sampling_metrics
+from stages.reward_model import RewardModel, open_reward_model
 from stages.reward_shards import reward_shards
 from stages.rollout_shards import Shard
 from stages.sampling import sample_shards, shard_keys
@@ -65,10 +66,27 @@ def evaluate_version(context: StageContext, version: int) -> StageOutcome:
     sampled = sample_shards(context, batch, prompts, replicas=replicas)
     shards = [Shard(context.store, manifest) for manifest in sampled.manifests]
     rows = {prompt.row.prompt_id: prompt.row for prompt in chosen}
-    scored = reward_shards(context, shards, rows, sampled.num_shards, Split.EVAL)
+    scored = reward_shards(context, shards, rows, sampled.num_shards, Split.EVAL, model=_reward_model(context))
     metrics = {**sampling_metrics(sampled), **(stored_evaluation(context, version) or {}), "is_due": True}
     return StageOutcome(
         reused=sampled.num_reused == len(sampled.manifests) and scored.num_reused == len(shards),
         artefacts=(*shard_keys(sampled), *(manifest.key for manifest in scored.manifests)),
         metrics=metrics,
     )
+
+
+def _reward_model(context: StageContext) -> RewardModel | None:
+    """Return the reward model on this machine; None where rules alone reward.
+
+    Raises:
+        ContractError: the plan places no reward model here.
+    """
+    if context.job.reward_model is None:
+        return None
+    replicas = local_replicas(context.plan.tasks[RlTask.REWARD_INFERENCE], context.machine.name)
+    if not replicas:
+        raise ContractError(
+            f"plan {context.plan_number} places no reward model on {context.machine.name}, so it can't evaluate; run "
+            "stage evaluate on a machine that has one."
+        )
+    return open_reward_model(context, replicas[0])

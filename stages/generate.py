@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from stages.context import StageContext, StageOutcome
 from stages.policy_files import policy_at_home, policy_directory
-from stages.prompts import Prompts, open_prompts
+from stages.prompts import EncodedRow, Prompts, open_prompts
 from stages.sampling import SampledShards, policy_for, sample_shards, shard_keys
 from stages.shard_writer import RolloutBatch
 from stages.staleness.pacing import version_needed
@@ -21,6 +21,8 @@ def run_stage(context: StageContext) -> StageOutcome:
         split=Split.TRAIN,
         number=k,
         prompts=prompts.of_iteration(job.data.seed, k, job.prompts_per_iteration),
+        further=further_prompts(context, prompts),
+        max_rounds=0 if job.grpo.dynamic_sampling is None else job.grpo.dynamic_sampling.max_rounds,
         samples_per_prompt=job.responses_per_prompt,
         temperature=job.sampling.temperature,
         top_p=job.sampling.top_p,
@@ -36,6 +38,15 @@ def run_stage(context: StageContext) -> StageOutcome:
         artefacts=tuple(shard_keys(sampled)),
         metrics=sampling_metrics(sampled),
     )
+
+
+def further_prompts(context: StageContext, prompts: Prompts) -> list[EncodedRow]:
+    """Return the prompts that may take the place of groups without signal; none without dynamic sampling."""
+    job = context.job
+    if job.grpo.dynamic_sampling is None:
+        return []
+    count = job.prompts_per_iteration
+    return prompts.further(job.data.seed, context.iteration, count, count * job.grpo.dynamic_sampling.max_rounds)
 
 
 def run_prompts(context: StageContext) -> Prompts:
@@ -58,6 +69,7 @@ def sampling_metrics(sampled: SampledShards) -> dict[str, JsonValue]:
         "tokens": stats["tokens"],
         "truncated": stats["truncated"],
         "interrupted": stats["interrupted"],
+        "further_groups": stats["further_groups"],
         "engine_s": seconds,
         "tokens_per_s": stats["tokens"] / seconds if seconds > 0 else None,
     }

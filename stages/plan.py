@@ -87,15 +87,21 @@ def _choose(context: StageContext) -> tuple[NumberedPlan, bool]:
 def queues_of(plan: Plan, cluster: Cluster) -> dict[str, list[str]]:
     """Return the queues that have work in an iteration, by stage; the rows of other queues skip.
 
-    The machine that samples also scores, so `infer` has work wherever generation or the reference policy is placed.
+    The machine that samples also scores by rules; a reward model scores where it is placed.
     """
     machines = {task: {gpu.rpartition("/")[0] for gpu in placed.gpus} for task, placed in plan.tasks.items()}
     generating = machines[RlTask.ACTOR_GENERATION]
-    wanted = {
-        StageName.GENERATE: generating,
-        StageName.INFER: generating | machines.get(RlTask.REFERENCE_INFERENCE, set()),
-        StageName.TRAIN: machines[RlTask.ACTOR_TRAINING],
-    }
+    rewarding = machines.get(RlTask.REWARD_INFERENCE, generating)
+    wanted = {StageName.GENERATE: generating, StageName.TRAIN: machines[RlTask.ACTOR_TRAINING]}
+    if RlTask.CRITIC_TRAINING in machines:  # PPO has a stage for each task
+        wanted |= {
+            StageName.REWARD_INFERENCE: rewarding,
+            StageName.REFERENCE_INFERENCE: machines[RlTask.REFERENCE_INFERENCE],
+            StageName.CRITIC_INFERENCE: machines[RlTask.CRITIC_INFERENCE],
+            StageName.CRITIC_TRAINING: machines[RlTask.CRITIC_TRAINING],
+        }
+    else:
+        wanted[StageName.INFER] = rewarding | machines.get(RlTask.REFERENCE_INFERENCE, set())
     return {
         stage.value: [machine.queue_name for machine in cluster.machines if machine.name in names]
         for stage, names in wanted.items()

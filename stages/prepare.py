@@ -14,19 +14,22 @@ from pydantic import JsonValue
 
 from plans.workflow import RlTask
 from stages.context import StageContext, StageOutcome
+from stages.critic_versions import make_first_critic, publish_critic_version
+from stages.engine_pool import canary_of
 from stages.engines.canary import NUM_ROWS, canary_rows
 from stages.evaluate import evaluate_version
 from stages.failures import raise_recorded_failure
 from stages.plan import ensure_plan
 from stages.planning import CPU
-from stages.policy_files import policy_at_home
+from stages.policy_files import policy_at_home, policy_directory
 from stages.prompts import open_prompts
 from stages.publish import publish_version
+from stages.reward_model import WEIGHTS_KEY, reward_model_files
 from stages.staleness.buffer import RolloutBuffer
 from storage.checkpoints import load_checkpoint
 from storage.errors import CorruptObjectError, ObjectMissingError
-from storage.layout import checkpoint_folder, manifest_key, policy_folder
-from storage.policies import Policy, head_version
+from storage.layout import checkpoint_folder, critic_folder, manifest_key, policy_folder
+from storage.policies import Policy, advance_head, head_version
 from storage.weights_hash import weights_hash
 
 SPEC_NAME: Final = "spec.json"
@@ -45,7 +48,9 @@ def run_stage(context: StageContext) -> StageOutcome:
     with context.machine_to_itself():
         ensure_plan(context)
         is_reused = head_version(home, run) is not None
-        policy = policy_at_home(context, 0) if is_reused else _first_policy(context)
+        if not is_reused:
+            _first_versions(context)
+        policy = policy_at_home(context, 0)
         evaluated = evaluate_version(context, 0)
     keys = (manifest_key(policy_folder(run, 0)), manifest_key(checkpoint_folder(run, 0)))
     metrics: dict[str, JsonValue] = {
@@ -58,8 +63,41 @@ def run_stage(context: StageContext) -> StageOutcome:
     return StageOutcome(reused=is_reused and evaluated.reused, artefacts=(*keys, *evaluated.artefacts), metrics=metrics)
 
 
+def _first_versions(context: StageContext) -> None:
+    """Publish version 0 of policy and critic, and make it the head: from then on the run has begun."""
+    policy = _first_policy(context)
+    if context.job.ppo is not None:
+        _first_critic(context, policy)
+    advance_head(context.home, context.run.name, 0)
+
+
+def _first_critic(context: StageContext, policy: Policy) -> None:
+    """Publish critic version 0: its own weights, or the actor's with a head of zeros; and a fresh optimizer."""
+    critic = context.job.planner.models.critic
+    own = Path(critic.path).expanduser() if critic is not None and critic.path is not None else None
+    folder = context.state_dir / "work" / context.run.name / "critic-source"
+    model_dir, facts = make_first_critic(context, own or policy_directory(context, policy), folder)
+    with context.phase("engines"):
+        engine = context.engines.critic_training(model_dir)
+    with context.phase("load_checkpoint"):
+        digest = weights_hash({path.name: path for path in sorted(model_dir.glob("*.safetensors"))})
+        engine.load_checkpoint(model_dir, None, 0, digest)
+    context.home.delete(manifest_key(critic_folder(context.run.name, 0)))
+    publish_critic_version(
+        context,
+        engine,
+        0,
+        dataset_fingerprint=str(policy.manifest.metadata["dataset"]["dataset_fingerprint"]),
+        canary=canary_of(policy),
+        metadata={"source": facts, "iteration": None},
+    )
+    # The engine lives on with this directory's config; the weights are in the store now.
+    for path in model_dir.glob("*.safetensors"):
+        path.unlink()
+
+
 def _first_policy(context: StageContext) -> Policy:
-    """Publish version 0: the source's weights and a fresh optimizer."""
+    """Publish version 0: the source's weights and a fresh optimizer; it isn't the head yet."""
     folder = context.state_dir / "work" / context.run.name / "source"
     model_dir, facts = materialise_source(context, folder)
     with context.phase("prompts"):
@@ -81,14 +119,18 @@ def _first_policy(context: StageContext) -> Policy:
             vocab_size=context.job.planner.models.actor.llm.vocab,
             max_completion_tokens=context.job.planner.lengths.response,
         ),
-        metadata={"source": facts, "dataset": dict(prompts.facts), "iteration": None},
-        is_head=True,
+        metadata={"source": facts, "dataset": dict(prompts.facts), "iteration": None, **_reward_model_facts(context)},
+        is_head=False,
         buffer=RolloutBuffer(version=0),
     )
     # The engine lives on with this directory's config and tokenizer; the weights are in the store now.
     for path in model_dir.glob("*.safetensors"):
         path.unlink()
     return policy
+
+
+def _reward_model_facts(context: StageContext) -> dict[str, str]:
+    return {} if context.job.reward_model is None else {WEIGHTS_KEY: reward_model_files(context)[1]}
 
 
 def materialise_source(context: StageContext, folder: Path) -> tuple[Path, dict[str, Any]]:

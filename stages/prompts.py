@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from stages.data.dataset import Dataset
-from stages.data.order import prompts_for_iteration
+from stages.data.order import further_order, prompts_for_iteration
 from stages.data.rows import PromptRow
 from stages.errors import StageError
 from stages.failures import raise_recorded_failure
@@ -143,6 +143,11 @@ class Prompts:
     def of_iteration(self, seed: int, iteration: int, num_prompts: int) -> list[EncodedRow]:
         """Return the prompts that an iteration trains on, in order."""
         return _ordered(self.train, seed, iteration, num_prompts)
+
+    def further(self, seed: int, iteration: int, num_prompts: int, count: int) -> list[EncodedRow]:
+        """Return prompts beyond an iteration's batch of `num_prompts`, at most `count`, in an order of their own."""
+        used = [prompt.row.prompt_id for prompt in self.of_iteration(seed, iteration, num_prompts)]
+        return [self.train[place] for place in further_order(self.train.prompt_ids(), used, seed, iteration, count)]
 
     def for_evaluation(self, seed: int, num_prompts: int) -> list[EncodedRow]:
         """Return the held-out prompts of every evaluation: a fixed sample of that size, or all there are."""

@@ -26,6 +26,7 @@ def publish_version(
     metadata: Mapping[str, Any],
     is_head: bool,
     buffer: RolloutBuffer,
+    trainer_state: Mapping[str, Any] | None = None,
 ) -> Policy:
     """Save what the training engine holds: first the resume point, then the policy, whose manifest marks the end.
 
@@ -40,6 +41,7 @@ def publish_version(
         metadata: JSON-able facts for the policy's manifest.
         is_head: Also make it the authoritative version.
         buffer: Rollouts that wait at this version; part of the resume point.
+        trainer_state: JSON-able state beside the engine's, e.g. of a controller; kept in the resume point's manifest.
     """
     work = context.state_dir / "work" / context.run.name / f"{version}-{context.request.attempt}"
     shutil.rmtree(work, ignore_errors=True)
@@ -60,7 +62,7 @@ def publish_version(
                 config_hash=context.job.fingerprint,
                 dataset_fingerprint=dataset_fingerprint,
                 data_position={"iteration": version},
-                metadata={"buffer": buffer.to_json()},
+                metadata={**(trainer_state or {}), "buffer": buffer.to_json()},
                 rng_files=[name for name in files if name.startswith("random_rank_")],
                 created_by=context.created_by,
                 attempt=context.request.attempt,

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from stages.context import StageContext, StageOutcome
+from stages.critic_versions import critic_at_home
 from stages.errors import ContractError
 from stages.evaluations import stored_evaluation
 from stages.policy_files import policy_at_home
@@ -36,6 +37,12 @@ _COLUMNS: Final[Mapping[Family, Sequence[str]]] = {
 #: Predicted phases of a plan by the stage that they are of.
 _PREDICTED: Final = {
     "generation_s": "generate", "inference_s": "infer", "training_s": "train", "transfer_s": "weight_sync",
+}  # fmt: skip
+
+#: Predicted tasks of a PPO plan by the stage that does them.
+_PREDICTED_TASKS: Final = {
+    "reward_inference": "reward_inference", "reference_inference": "reference_inference",
+    "critic_inference": "critic_inference", "actor_training": "train", "critic_training": "critic_training",
 }  # fmt: skip
 
 
@@ -91,10 +98,15 @@ def build_record(context: StageContext) -> IterationRecord:
     times = stage_times(read_results(context.state_dir, context.run.name, k))
     troubles = troubles_of(rows, counts["groups"], counts["groups_zero_variance"])
     metrics |= _optimizer_metrics(training["optimizer_steps"])
-    metrics |= _evaluation_metrics(context, k)
+    metrics |= _evaluation_metrics(context, k) | _kl_metrics(training)
     metrics |= _lag_metrics(context, training, times)
     balance, balance_metrics = _balance(context, counts["rows"], times)
     metrics |= balance_metrics
+    critic_steps: Sequence[Mapping[str, Any]] = ()
+    if context.job.ppo is not None:
+        learned = critic_at_home(context, k + 1).manifest.metadata["training"]
+        critic_steps = learned["optimizer_steps"]
+        metrics |= _critic_metrics(learned)
     metrics["tokens_per_s"] = _sampling_rate(shards[Family.ROLLOUTS], counts["tokens"])
     waits = waits_between(stage_times(read_results(context.state_dir, context.run.name, k - 1)), times)
     metrics["overhead_fraction"] = times.overhead_fraction(waits.turn_s or 0.0)
@@ -117,7 +129,7 @@ def build_record(context: StageContext) -> IterationRecord:
         counts=counts,
         metrics=metrics,
         optimizer_steps=[_numbers(step) for step in training["optimizer_steps"]],
-        alarms=_alarms(context, troubles, training["optimizer_steps"]),
+        alarms=_alarms(context, troubles, [*training["optimizer_steps"], *critic_steps]),
         metadata={**_metadata(context, policy, training, shards, times, troubles), "balance": balance},
     )
 
@@ -226,6 +238,20 @@ def _optimizer_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | 
     return {**means, "optimizer_steps_made": float(len(made)), "optimizer_steps_skipped": skipped}
 
 
+def _critic_metrics(learned: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the critic's metrics: means over its optimizer steps, and how well it had explained the returns before."""
+    steps = {f"critic_{name}": value for name, value in _optimizer_metrics(learned["optimizer_steps"]).items()}
+    return {
+        **steps,
+        "value_loss": steps.get("critic_value_loss"),
+        "explained_variance": learned["explained_variance"],
+    }
+
+
+def _kl_metrics(training: Mapping[str, Any]) -> dict[str, float | None]:
+    return {name: value for name, value in training.get("kl_control", {}).items() if name != "next_kl_weight"}
+
+
 def _evaluation_metrics(context: StageContext, iteration: int) -> dict[str, float | None]:
     metrics: dict[str, float | None] = {}
     after = stored_evaluation(context, iteration + 1)
@@ -238,12 +264,19 @@ def _evaluation_metrics(context: StageContext, iteration: int) -> dict[str, floa
 
 
 def _predicted(context: StageContext) -> dict[str, float]:
-    phases = context.plan.predicted.get("phases")
-    if not isinstance(phases, dict):
+    phases, tasks = context.plan.predicted.get("phases"), context.plan.predicted.get("tasks")
+    if not isinstance(phases, dict) or not isinstance(tasks, dict):
         return {}
-    return {
+    predicted = {
         stage: float(value) for name, stage in _PREDICTED.items() if isinstance(value := phases.get(name), int | float)
     }
+    if context.job.ppo is not None:  # a stage for each task
+        predicted.pop("infer", None)
+        for task, stage in _PREDICTED_TASKS.items():
+            cost = tasks.get(task)
+            if isinstance(cost, dict) and isinstance(total := cost.get("total_s"), int | float):
+                predicted[stage] = float(total)
+    return predicted
 
 
 def _alarms(context: StageContext, troubles: Sequence[str], steps: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -45,6 +45,8 @@ class RunEntry(_Document):
     """Machines in cluster order; the first does what is done once per iteration (plan, commit, evaluate, report)."""
     iterations: int = Field(ge=1)
     """Iterations of the run; raising it extends the run."""
+    algorithm: Literal["grpo", "ppo"] = "grpo"
+    """PPO has a task row for each of its six tasks."""
     max_staleness: int = Field(default=0, ge=0)
     """Policy versions a rollout may lag; 0 is synchronous."""
     generate_ahead: int | None = Field(default=None, ge=1)

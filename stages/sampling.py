@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 from plans.workflow import RlTask
 from stages.context import StageContext
+from stages.dynamic_sampling import GroupSet, RuleJudge, SampledGroup, fill
 from stages.engines.client import RemoteEngine
 from stages.engines.protocol import EngineInfo, GenerationRequest
 from stages.errors import StaleRolloutError
 from stages.partial_rollouts import Sampled, sample_all
 from stages.policy_files import policy_at_home
-from stages.prompts import Prompts
+from stages.prompts import EncodedRow, Prompts
 from stages.shard_writer import RolloutBatch, ShardWriter
 from stages.sharding import ShardRange, local_replicas, shard_ranges, shards_by_replica, waves
 from storage.manifest import Manifest
@@ -39,7 +40,8 @@ class SampledShards:
     info: EngineInfo | None
     """The engine that sampled; None when nothing was sampled."""
     stats: Mapping[str, float]
-    """Sums over the rows sampled now: rows, tokens, truncated, interrupted; and seconds in engine calls."""
+    """Sums over the rows sampled now: rows, tokens, truncated, interrupted, groups of further prompts; and seconds in
+    engine calls."""
 
 
 def sample_shards(
@@ -117,7 +119,9 @@ def _start_engines(context: StageContext, batch: RolloutBatch, replicas: Sequenc
         executor.shutdown(wait=False, cancel_futures=True)
 
 
-_NO_STATS: Mapping[str, float] = {"rows": 0, "tokens": 0, "truncated": 0, "interrupted": 0, "engine_s": 0.0}
+_NO_STATS: Mapping[str, float] = dict.fromkeys(
+    ("rows", "tokens", "truncated", "interrupted", "engine_s", "further_groups"), 0.0
+)
 
 
 def _sample_in_threads(
@@ -156,18 +160,48 @@ def _sample_replica(
     with ExitStack() as stack:
         if batch.is_pinned:
             pinned = stack.enter_context(pool.pinned_generation(replica, lambda: policy_for(context, batch)))
+        judge = stack.enter_context(RuleJudge(context.job, writer.prompts.decode)) if batch.max_rounds else None
+        sampler = _WaveSampler(writer, (lambda: pinned) if batch.is_pinned else newest, stats)
         for wave in waves(shards, batch.samples_per_prompt, room):
-            requests = [request for shard in wave for request in writer.requests(shard)]
-            engine = (lambda: pinned) if batch.is_pinned else newest
-            done, info = _timed(writer, engine, requests, stats)
-            position = 0
-            for shard in wave:
-                size = (shard.stop - shard.first) * batch.samples_per_prompt
-                made[shard.shard] = writer.commit(
-                    shard, done.rows[position : position + size], info, done.times, replica
-                )
-                position += size
-    return made, stats, info
+            groups, times = sampler.groups_of(wave, judge)
+            for shard, sampled in zip(wave, groups, strict=True):
+                made[shard.shard] = writer.commit(shard, sampled, sampler.info, times, replica)
+    return made, stats, sampler.info
+
+
+class _WaveSampler:
+    """Samples the groups of some shards in common engine calls."""
+
+    def __init__(self, writer: ShardWriter, engine: Callable[[], RemoteEngine], stats: dict[str, float]) -> None:
+        self.writer, self.engine, self.stats = writer, engine, stats
+        self.info = engine().info()
+
+    def groups_of(
+        self, wave: Sequence[ShardRange], judge: RuleJudge | None
+    ) -> tuple[list[list[SampledGroup]], tuple[float, float]]:
+        """Return the groups of each shard, and when they were sampled.
+
+        With a judge, groups without signal are joined by groups of further prompts.
+        """
+        clock = self.writer.context.clock
+        start = clock.now()
+        entries = [self.writer.entries_of(shard) for shard in wave]
+        groups, place, first = self.sample([entry for part in entries for entry in part]), 0, []
+        for part in entries:
+            first.append(groups[place : place + len(part)])
+            place += len(part)
+        if judge is None:
+            return first, (start, clock.now())
+        sets = [GroupSet(len(part), self.writer.further_of(s)) for part, s in zip(entries, wave, strict=True)]
+        fill(sets, first, self.sample, judge, self.writer.batch.max_rounds)
+        self.stats["further_groups"] += sum(len(shard.groups) for shard in sets) - len(groups)
+        return [shard.groups for shard in sets], (start, clock.now())
+
+    def sample(self, entries: Sequence[tuple[int, EncodedRow]]) -> list[SampledGroup]:
+        """Sample groups of prompts in one engine call."""
+        requests = self.writer.requests([prompt for _, prompt in entries])
+        done, self.info = _timed(self.writer, self.engine, requests, self.stats)
+        return self.writer.groups(entries, done.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from stages.context import StageContext
+from stages.dynamic_sampling import SampledGroup
 from stages.engines.protocol import EngineInfo, GenerationRequest
 from stages.partial_rollouts import Sampled
 from stages.prompts import EncodedRow, Prompts
@@ -41,6 +42,11 @@ class RolloutBatch:
     """Least policy version that may sample."""
     newest_version: int
     """Greatest policy version that may sample."""
+    further: Sequence[EncodedRow] = ()
+    """Prompts that may take the place of groups without signal, dealt to the shards in turn; see
+    `stages.dynamic_sampling`."""
+    max_rounds: int = 0
+    """Rounds of such replacements, at most."""
 
     @property
     def is_pinned(self) -> bool:
@@ -66,8 +72,23 @@ class ShardWriter:
             "rollouts", self.context.run.name, self.context.job.fingerprint, self.context.run.seed, batch.split.value,
             batch.number, [prompt.row.prompt_id for prompt in self.prompts_of(shard)], batch.samples_per_prompt,
             batch.temperature, batch.top_p, batch.top_k, self.context.job.planner.lengths.response,
-            self.prompts.tokenizer_hash, self.prompts.template_hash, dict(weights_hashes),
+            self.prompts.tokenizer_hash, self.prompts.template_hash, dict(weights_hashes), *self._refill_inputs(shard),
         )  # fmt: skip
+
+    def _refill_inputs(self, shard: ShardRange) -> list[object]:
+        """Return what decides which further groups a shard has; nothing without dynamic sampling."""
+        if not self.batch.max_rounds:
+            return []
+        rewards = self.context.job.rewards.model_dump(mode="json", exclude={"num_verifier_processes"})
+        further = [prompt.row.prompt_id for _, prompt in self.further_of(shard)]
+        return [self.batch.max_rounds, further, rewards]
+
+    def further_of(self, shard: ShardRange) -> list[tuple[int, EncodedRow]]:
+        """Further prompts of a shard with their numbers in the iteration, in the order of their use."""
+        first = len(self.batch.prompts)
+        mine = range(shard.shard, len(self.batch.further), self.num_shards)
+        limit = (shard.stop - shard.first) * self.batch.max_rounds
+        return [(first + place, self.batch.further[place]) for place in mine][:limit]
 
     def prompts_of(self, shard: ShardRange) -> Sequence[EncodedRow]:
         """Prompts of a shard, in order."""
@@ -87,7 +108,7 @@ class ShardWriter:
         is_same = manifest.input_fingerprint == self.fingerprint(shard, hashes)
         return manifest if is_same and manifest.metadata.get("num_shards") == self.num_shards else None
 
-    def requests(self, shard: ShardRange) -> list[GenerationRequest]:
+    def requests(self, prompts: Sequence[EncodedRow]) -> list[GenerationRequest]:
         """One request per completion: prompt by prompt, sample by sample."""
         batch = self.batch
         return [
@@ -100,9 +121,21 @@ class ShardWriter:
                 top_k=batch.top_k,
                 stop_token_ids=self.prompts.stop_token_ids,
             )
-            for prompt in self.prompts_of(shard)
+            for prompt in prompts
             for sample in range(batch.samples_per_prompt)
         ]
+
+    def groups(self, entries: Sequence[tuple[int, EncodedRow]], completions: Sequence[Sampled]) -> list[SampledGroup]:
+        """Completions as they were asked for, group by group."""
+        size = self.batch.samples_per_prompt
+        return [
+            SampledGroup(index, prompt, completions[place * size : (place + 1) * size])
+            for place, (index, prompt) in enumerate(entries)
+        ]
+
+    def entries_of(self, shard: ShardRange) -> list[tuple[int, EncodedRow]]:
+        """Prompts of a shard with their numbers in the iteration."""
+        return list(enumerate(self.prompts_of(shard), start=shard.first))
 
     def seed(self, prompt: EncodedRow, sample: int) -> int:
         """Seed of one completion, from its identity alone."""
@@ -111,7 +144,7 @@ class ShardWriter:
     def commit(
         self,
         shard: ShardRange,
-        completions: Sequence[Sampled],
+        groups: Sequence[SampledGroup],
         info: EngineInfo,
         times: tuple[float, float],
         replica: int,
@@ -120,25 +153,25 @@ class ShardWriter:
 
         Args:
             shard: The shard.
-            completions: Its completions, prompt by prompt.
+            groups: Its prompts with their completions.
             info: The engine that sampled them.
             times: Start and end of the engine call, Unix seconds; several shards may share it.
             replica: Replica of the plan whose engine that is.
         """
         context, batch = self.context, self.batch
-        texts = self.prompts.decode([completion.token_ids for completion in completions])
-        pairs = [(p, s) for p in range(shard.first, shard.stop) for s in range(batch.samples_per_prompt)]
+        sampled = [(group, sample, c) for group in groups for sample, c in enumerate(group.completions)]
+        texts = self.prompts.decode([completion.token_ids for _, _, completion in sampled])
         shared = self._shared_columns(info, times)
         rows = [
             {
                 **shared,
-                "prompt_index": place,
+                "prompt_index": group.index,
                 "sample_index": sample,
-                **self._row(batch.prompts[place], sample, completion, text),
+                **self._row(group.prompt, sample, completion, text),
             }
-            for (place, sample), completion, text in zip(pairs, completions, texts, strict=True)
+            for (group, sample, completion), text in zip(sampled, texts, strict=True)
         ]
-        spans = sorted({(span.policy_version, span.weights_hash) for done in completions for span in done.spans})
+        spans = sorted({(span.policy_version, span.weights_hash) for _, _, done in sampled for span in done.spans})
         hashes = {str(version): digest for version, digest in spans}
         return write_rollouts(
             context.store, context.run.name, batch.number, shard.shard, self.num_shards, rows,

@@ -14,9 +14,18 @@ from stages.contract import StageName, StageResult, StageStatus
 
 #: Groups of stages that follow each other in an iteration; the stages of one group run side by side.
 ORDER: Final = (
-    StageName.PLAN, StageName.GENERATE, StageName.INFER, StageName.TRAIN, StageName.COMMIT_POLICY,
-    StageName.WEIGHT_SYNC, StageName.EVALUATE,
-)  # fmt: skip
+    (StageName.PLAN,),
+    (StageName.GENERATE,),
+    (StageName.INFER, StageName.REWARD_INFERENCE, StageName.REFERENCE_INFERENCE, StageName.CRITIC_INFERENCE),
+    (StageName.TRAIN, StageName.CRITIC_TRAINING),
+    (StageName.COMMIT_POLICY,),
+    (StageName.WEIGHT_SYNC,),
+    (StageName.EVALUATE,),
+)
+
+#: Inference that needs no turn, and what waits for it: PPO's values are of the critic that is trained next.
+_BEFORE_TURN: Final = (StageName.INFER, StageName.REWARD_INFERENCE, StageName.REFERENCE_INFERENCE)
+_IN_TURN: Final = (StageName.CRITIC_INFERENCE, StageName.TRAIN, StageName.CRITIC_TRAINING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +37,8 @@ class StageTimes:
     phases_s: Mapping[str, Mapping[str, float]]
     """Seconds by stage and phase; of several machines the longest."""
     gaps_s: Mapping[str, float]
-    """Seconds between the end of a stage's work and the start of the next one's, by `<stage>-><stage>`."""
+    """Seconds between the end of a stage's work and the start of the next one's, by `<stage>-><stage>`; of stages side
+    by side, from the last end and to the first start, under the name of the group's first stage that there is."""
     started_at: float | None
     """Start of the plan stage, Unix seconds; None when no result was found."""
     ended_at: float | None
@@ -83,7 +93,7 @@ def stage_times(results: Sequence[StageResult]) -> StageTimes:
     spans = {
         stage: (min(r.started_at for r in group), max(r.ended_at for r in group)) for stage, group in chosen.items()
     }
-    present = [stage for stage in ORDER if stage in spans]
+    present = [span for stages in ORDER if (span := _Group.of(stages, spans)) is not None]
     phases: dict[str, dict[str, float]] = {}
     for stage, group in chosen.items():
         for result in group:
@@ -93,14 +103,14 @@ def stage_times(results: Sequence[StageResult]) -> StageTimes:
         measured_s={stage.value: end - start for stage, (start, end) in spans.items()},
         phases_s=phases,
         gaps_s={
-            f"{before.value}->{after.value}": spans[after][0] - spans[before][1] for before, after in pairwise(present)
+            f"{before.name.value}->{after.name.value}": after.start - before.end for before, after in pairwise(present)
         },
-        started_at=min((spans[stage][0] for stage in present), default=None),
-        ended_at=max((spans[stage][1] for stage in present), default=None),
+        started_at=min((span.start for span in present), default=None),
+        ended_at=max((span.end for span in present), default=None),
         missing=[
-            f"{stage.value}: no result of this iteration in this machine's job folders"
-            for stage in ORDER
-            if stage not in spans
+            f"{stages[0].value}: no result of this iteration in this machine's job folders"
+            for stages in ORDER
+            if not any(stage in spans for stage in stages)
         ],
         spans=spans,
         publish_lag_s=_publish_lag_s(spans),
@@ -127,11 +137,27 @@ class Waits:
 
 def waits_between(before: StageTimes, after: StageTimes) -> Waits:
     """Return the waits between an iteration and the next one; None where a time is not known on this machine."""
-    ready, turn = after.spans.get(StageName.INFER), after.spans.get(StageName.TRAIN)
-    sampling, sampled = after.spans.get(StageName.GENERATE), before.spans.get(StageName.INFER)
+    ready, turn = _Group.of(_BEFORE_TURN, after.spans), _Group.of(_IN_TURN, after.spans)
+    sampling, sampled = after.spans.get(StageName.GENERATE), _Group.of(_BEFORE_TURN, before.spans)
     committed = before.spans.get(StageName.COMMIT_POLICY)
     return Waits(
-        turn_s=max(0.0, min(committed[1], turn[0]) - ready[1]) if committed and turn and ready else None,
-        generation_idle_s=max(0.0, sampling[0] - sampled[1]) if sampling and sampled else None,
-        training_idle_s=max(0.0, turn[0] - committed[1]) if turn and committed else None,
+        turn_s=max(0.0, min(committed[1], turn.start) - ready.end) if committed and turn and ready else None,
+        generation_idle_s=max(0.0, sampling[0] - sampled.end) if sampling and sampled else None,
+        training_idle_s=max(0.0, turn.start - committed[1]) if turn and committed else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Stages side by side as one span."""
+
+    name: StageName
+    start: float
+    end: float
+
+    @classmethod
+    def of(cls, stages: Sequence[StageName], spans: Mapping[StageName, tuple[float, float]]) -> _Group | None:
+        present = [stage for stage in stages if stage in spans]
+        if not present:
+            return None
+        return cls(present[0], min(spans[stage][0] for stage in present), max(spans[stage][1] for stage in present))

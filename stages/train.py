@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from math import isfinite
 from pathlib import Path
-from typing import Any, Final
 
 from pydantic import JsonValue
 
@@ -18,30 +16,27 @@ from stages.context import StageContext, StageOutcome
 from stages.engine_pool import SAME_ENGINE_GAP, canary_of
 from stages.engines.canary import check_canary
 from stages.engines.client import RemoteEngine
-from stages.engines.protocol import OptimizerStepMetrics, TrainingOutcome, TrainingRequest
+from stages.engines.protocol import TrainingOutcome, TrainingRequest
 from stages.errors import ContractError, NumericsError, WeightMismatchError
 from stages.generate import run_prompts
+from stages.kl_state import KL_WEIGHT_KEY, kl_control, kl_weight_of, with_kl_weight
 from stages.policy_files import checkpoint_directory, policy_at_home, policy_directory
 from stages.publish import publish_version
 from stages.rollout_shards import Shard, find_in_regions
 from stages.staleness.ages import age_metrics
 from stages.staleness.buffer import Taken
-from stages.staleness.consumption import Consumption, consume
+from stages.staleness.consumption import consume
+from stages.step_documents import step_document
 from stages.training_columns import training_columns
+from stages.training_data import data_fingerprint, families_of, joined_rows
 from stages.training_rows import PreparedRows, mini_batches, prepare_rows
 from storage.checkpoints import load_checkpoint
 from storage.documents import fingerprint
-from storage.errors import ObjectMissingError
 from storage.layout import checkpoint_folder, manifest_key, policy_folder
 from storage.manifest import find_valid
 from storage.policies import Policy, head_version
 from storage.rollout_schema import Family
 from storage.rollouts import write_family
-
-_ROLLOUT_COLUMNS: Final = (
-    "row_id", "group_id", "prompt_id", "prompt_index", "sample_index", "prompt_token_ids", "completion_token_ids",
-    "sampler_logprobs", "finish_reason", "policy_version_first", "policy_version_last", "temperature",
-)  # fmt: skip
 
 
 def run_stage(context: StageContext) -> StageOutcome:
@@ -52,23 +47,33 @@ def run_stage(context: StageContext) -> StageOutcome:
         standing = policy_at_home(context, k + 1)
         return StageOutcome(reused=True, artefacts=_keys(context), metrics=dict(standing.manifest.metadata["training"]))
     with context.phase("find_shards"):
-        consumption = consume(context, _families(context))
-    inputs = _input_fingerprint(context, policy, consumption)
+        consumption = consume(context, families_of(context.job))
+    data = data_fingerprint(context, consumption)
+    inputs = fingerprint("train", policy.weights_hash, data)
     found = _standing(context, inputs)
     if found is not None:
         return StageOutcome(reused=True, artefacts=_keys(context), metrics=dict(found.manifest.metadata["training"]))
     _discard_unfinished(context, len(consumption.rollouts) + 1)
+    kl_weight = kl_weight_of(context)
     with context.phase("read"):
-        rows = _joined_rows(consumption)
-        prepared = prepare_rows(rows, context.job, policy.version, is_withheld=consumption.is_withheld)
+        prepared = prepare_rows(
+            joined_rows(consumption),
+            context.job,
+            policy.version,
+            is_withheld=consumption.is_withheld,
+            kl_weight=kl_weight,
+        )
     prompts = run_prompts(context)
     with context.phase("engines"):
         engine = context.engines.training(context.engines.base_directory)
     load_version(context, engine, policy, prompts.dataset_fingerprint)
-    steps = mini_batches(prepared, context.job, context.run.seed, k)
+    is_warm_up = context.job.ppo is not None and k < context.job.ppo.critic_warm_up_iterations
+    steps = [] if is_warm_up else mini_batches(prepared, context.job, context.run.seed, k)
     context.log("train", version=k, rows=len(prepared.kept), optimizer_steps=len(steps))
-    outcome = _train(context, engine, prepared, steps)
+    outcome = _train(context, engine, prepared, steps, kl_weight)
+    control = kl_control(context.job, kl_weight, prepared, outcome)
     metrics = training_metrics(prepared, outcome, consumption.taken)
+    metrics |= {"kl_control": control.facts()} if control is not None else {}
     with context.phase("commit"):
         _write_columns(context, consumption.rollouts, prepared, outcome, inputs)
     publish_version(
@@ -77,9 +82,16 @@ def run_stage(context: StageContext) -> StageOutcome:
         k + 1,
         dataset_fingerprint=prompts.dataset_fingerprint,
         canary_rows=canary_of(policy).rows,
-        metadata={"training": metrics, "inputs": inputs, "iteration": k, "attempt": context.request.attempt},
+        metadata={
+            "training": metrics,
+            "inputs": inputs,
+            "data": data,
+            "iteration": k,
+            "attempt": context.request.attempt,
+        },
         is_head=False,
         buffer=consumption.taken.after,
+        trainer_state={} if control is None else {KL_WEIGHT_KEY: control.next_weight},
     )
     return StageOutcome(artefacts=_keys(context), metrics=metrics)
 
@@ -142,15 +154,6 @@ def load_version(context: StageContext, engine: RemoteEngine, policy: Policy, da
             raise
 
 
-def _families(context: StageContext) -> list[Family]:
-    return [Family.ROLLOUTS, Family.REWARD, *([Family.REFERENCE] if context.job.needs_reference else [])]
-
-
-def _input_fingerprint(context: StageContext, policy: Policy, consumption: Consumption) -> str:
-    # The number of rollout shards changes neither rows nor order, but the digests are per shard.
-    return fingerprint("train", context.job.fingerprint, context.iteration, policy.weights_hash, consumption.digests())
-
-
 def _standing(context: StageContext, inputs: str) -> Policy | None:
     """Return policy version k + 1 if an earlier attempt at the same inputs finished it."""
     run, version = context.run.name, context.iteration + 1
@@ -178,24 +181,12 @@ def _training_shard(context: StageContext, shard: int) -> Shard | None:
     return find_in_regions(context, context.iteration, shard, Family.TRAINING)
 
 
-def _joined_rows(consumption: Consumption) -> list[dict[str, Any]]:
-    """Return the rows of the groups that are decided on, with the columns of the other families."""
-    columns = {
-        Family.ROLLOUTS: _ROLLOUT_COLUMNS,
-        Family.REWARD: ("row_id", "reward", "reward_status"),
-        Family.REFERENCE: ("row_id", "reference_logprobs"),
-    }
-    rows = consumption.rows(columns)
-    incomplete = [row["row_id"] for row in rows if "reward_status" not in row]
-    if incomplete:
-        raise ObjectMissingError(
-            f"{len(incomplete)} rollouts have no reward row, first {incomplete[0]}; repeat stage infer."
-        )
-    return rows
-
-
 def _train(
-    context: StageContext, engine: RemoteEngine, prepared: PreparedRows, steps: Sequence[Sequence[int]]
+    context: StageContext,
+    engine: RemoteEngine,
+    prepared: PreparedRows,
+    steps: Sequence[Sequence[int]],
+    kl_weight: float,
 ) -> TrainingOutcome | None:
     """Make the optimizer steps; None when no row has a signal and so none is made."""
     if not steps:
@@ -204,7 +195,7 @@ def _train(
     request = TrainingRequest(
         rows=prepared.training_rows(),
         mini_batches=steps,
-        grpo=job.grpo,
+        grpo=with_kl_weight(job.grpo, kl_weight),
         correction=job.correction,
         optimizer=job.optimizer,
         total_optimizer_steps=job.iterations * job.optimizer_steps_per_iteration,
@@ -238,22 +229,9 @@ def _dump(context: StageContext, prepared: PreparedRows, row_ids: Sequence[str])
 
 def training_metrics(prepared: PreparedRows, outcome: TrainingOutcome | None, taken: Taken) -> dict[str, JsonValue]:
     """Return counts, the ages of rows and the metrics of every optimizer step."""
-    steps = [] if outcome is None else [_step_document(step) for step in outcome.steps]
+    steps = [] if outcome is None else [step_document(step) for step in outcome.steps]
     counts: dict[str, JsonValue] = {**prepared.counts(), **taken.counts()}
     return {"counts": counts, "staleness": age_metrics(prepared), "optimizer_steps": [*steps]}
-
-
-def _step_document(step: OptimizerStepMetrics) -> dict[str, JsonValue]:
-    values: dict[str, JsonValue] = {
-        name: value if isfinite(value) else None for name, value in sorted(step.values.items())
-    }
-    return {
-        "optimizer_step": step.optimizer_step,
-        "is_skipped": float(step.is_skipped),
-        "num_rows": step.num_rows,
-        "num_tokens": step.num_tokens,
-        **values,
-    }
 
 
 def _write_columns(

@@ -69,6 +69,7 @@ class Kind(StrEnum):
     POLICY = "policy"
     CHECKPOINT_INDEX = "checkpoint_index"
     CHECKPOINT = "checkpoint"
+    CRITIC = "critic"
     LEASE = "lease"
     RETENTION = "retention"
     METRICS = "metrics"
@@ -222,6 +223,11 @@ def checkpoint_folder(run: str, version: int) -> str:
     return f"{checkpoints_folder(run)}/{_number(version, 'checkpoint version')}"
 
 
+def critic_folder(run: str, version: int) -> str:
+    """Folder (artefact) of one critic version: weights and resume point together (PPO)."""
+    return f"{run_folder(run)}/critics/{_number(version, 'critic version')}"
+
+
 def leases_folder(run: str) -> str:
     """Folder of all readers' leases."""
     return f"{run_folder(run)}/leases"
@@ -288,6 +294,8 @@ _SINGLE = {
     "trainer/index.json": Kind.CHECKPOINT_INDEX,
 }
 
+_VERSIONED = {"policies": Kind.POLICY, "trainer": Kind.CHECKPOINT, "critics": Kind.CRITIC}
+
 
 def _parse_rest(run: str, rest: list[str]) -> ParsedKey | None:
     if (kind := _SINGLE.get("/".join(rest))) is not None:
@@ -302,9 +310,8 @@ def _parse_rest(run: str, rest: list[str]) -> ParsedKey | None:
             return ParsedKey(kind=Kind.LEASE, run=run, name=name[:-5])
         case ["metrics", *tail]:
             return _parse_artefact(ParsedKey(kind=Kind.METRICS, run=run), tail)
-        case ["policies" | "trainer" as part, number, *tail] if _NUMBER.match(number):
-            kind = Kind.POLICY if part == "policies" else Kind.CHECKPOINT
-            return _parse_artefact(ParsedKey(kind=kind, run=run, number=int(number)), tail)
+        case ["policies" | "trainer" | "critics" as part, number, *tail] if _NUMBER.match(number):
+            return _parse_artefact(ParsedKey(kind=_VERSIONED[part], run=run, number=int(number)), tail)
         case ["iterations", number, *tail] if _NUMBER.match(number):
             return _parse_iteration(run, int(number), tail)
     return None

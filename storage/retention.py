@@ -18,6 +18,7 @@ from storage.errors import CorruptObjectError, InvalidInputError, InvalidNameErr
 from storage.layout import (
     Kind,
     checkpoint_folder,
+    critic_folder,
     manifest_key,
     parse_key,
     policy_folder,
@@ -87,7 +88,7 @@ def kept_versions(versions: Collection[int], rule: RetentionRule, *, head: int |
 
 
 def apply_retention(store: Store, run: str, rule: RetentionRule, now: datetime) -> RetentionReport:
-    """Run one pass over policies and resume points.
+    """Run one pass over policies, resume points and critics.
 
     Args:
         store: Where.
@@ -181,7 +182,7 @@ def _protected(store: Store, run: str, now: datetime) -> set[str]:
 def _unneeded(store: Store, run: str, rule: RetentionRule) -> set[str]:
     """Return the folders of committed versions that the rule does not keep and a newer complete one follows."""
     head = head_version(store, run)
-    folders = {Kind.POLICY: policy_folder, Kind.CHECKPOINT: checkpoint_folder}
+    folders = {Kind.POLICY: policy_folder, Kind.CHECKPOINT: checkpoint_folder, Kind.CRITIC: critic_folder}
     committed: dict[Kind, set[int]] = {kind: set() for kind in folders}
     for info in store.list(run_folder(run)):
         try:

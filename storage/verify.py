@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from storage import layout
 from storage.checkpoints import INDEX_FORMAT, CheckpointIndex
+from storage.critics import resolve_critic
 from storage.documents import check_format, parse_json, read_model
 from storage.errors import InvalidNameError, ObjectMissingError, StorageError
 from storage.layout import Kind, ParsedKey, Split, parse_key
@@ -169,6 +170,8 @@ def _content_faults(store: Store, parsed: ParsedKey, manifest: Manifest) -> Iter
                 read_table(store, part, family, required)
         elif parsed.kind is Kind.POLICY and parsed.number is not None:
             resolve_policy(store, parsed.run, parsed.number)
+        elif parsed.kind is Kind.CRITIC and parsed.number is not None:
+            resolve_critic(store, parsed.run, parsed.number)
     except (StorageError, ValueError) as error:
         yield str(error)
 

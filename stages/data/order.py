@@ -7,6 +7,7 @@ number of interruptions.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from stages.data.dataset import Dataset
 from stages.data.rows import PromptRow
@@ -48,6 +49,25 @@ def epoch_of_iteration(dataset: Dataset, iteration: int, num_prompts: int) -> in
         DataError: The dataset is smaller than one iteration.
     """
     return iteration // _iterations_per_epoch(dataset, num_prompts)
+
+
+def further_order(prompt_ids: Sequence[str], used: Sequence[str], seed: int, iteration: int, count: int) -> list[int]:
+    """Return the places of the rows that an iteration may sample beyond its batch, in order.
+
+    Args:
+        prompt_ids: Of the training part of the dataset.
+        used: Of the iteration's batch; they are left out.
+        seed: Data seed of the run.
+        iteration: Iteration.
+        count: Rows wanted; fewer come where the dataset has no more.
+    """
+    taken = set(used)
+    free = [place for place, prompt in enumerate(prompt_ids) if prompt not in taken]
+
+    def digest(place: int) -> bytes:
+        return hashlib.sha256(f"further {seed} {iteration} {prompt_ids[place]}".encode()).digest()
+
+    return sorted(free, key=digest)[:count]
 
 
 def _iterations_per_epoch(dataset: Dataset, num_prompts: int) -> int:

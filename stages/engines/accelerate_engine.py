@@ -1,102 +1,21 @@
-"""Training engine on transformers and accelerate: one process, or several ranks on this machine.
-
-Also scores rows (reference log-probs, canary). The process that makes the engine is rank 0; further ranks are its
-children. Every method is one call that all ranks run together; see `stages.engines.training.rank_processes` for what
-happens when one of them fails.
-"""
+"""Training engine on transformers and accelerate; also scores rows (reference log-probs, canary)."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from stages.engines.engine_state import WeightState
-from stages.engines.launch import EngineLaunch
-from stages.engines.protocol import EngineInfo, ScoredTokens, TrainingOutcome, TrainingRequest
-from stages.engines.training.engine_options import num_ranks_of, parse_options, settings_of
-from stages.engines.training.policy_files import expected_shapes, tied_names
-from stages.engines.training.rank_processes import RankCall, RankProcesses
-from stages.engines.training.rank_trainer import RankTrainer
-from stages.engines.training.ranks import RankPlace
+from stages.engines.protocol import ScoredTokens, TrainingOutcome, TrainingRequest
+from stages.engines.training.ranked_engine import RankedEngine
 from stages.engines.training.request_checks import check_rows, check_training_request
-from stages.engines.weight_files import validate_weights
-from stages.errors import ContractError, EngineError, EngineUnavailableError, NumericsError
 
 
-class AccelerateEngine:
+class AccelerateEngine(RankedEngine):
     """Implements `TrainingEngine` and `ScoringEngine`."""
-
-    def __init__(self, launch: EngineLaunch, model_dir: Path) -> None:
-        """Load the model on every rank.
-
-        Args:
-            launch: Threads per rank, GPUs (rank r uses the r-th), longest rows; its options are
-                `stages.engines.training.engine_options.AccelerateOptions`.
-            model_dir: Hugging Face directory: config, safetensors, tokenizer.
-
-        Raises:
-            SpecFaultsError: An unknown or wrong option.
-            EngineError: The model can't be loaded, on some rank.
-            EngineUnavailableError: No such device, or a rank died.
-        """
-        options = parse_options(launch)
-        num_ranks = num_ranks_of(launch, options)
-        self._settings = settings_of(launch, options, model_dir)
-        self._max_sequence_tokens = launch.max_prompt_tokens + launch.max_completion_tokens
-        self.weights = WeightState("accelerate")
-        self._is_closed = False
-        self._children: RankProcesses | None = None
-        if num_ranks > 1:
-            self._children = RankProcesses(self._settings, num_ranks, options.rank_timeout_s)
-        try:
-            self._trainer = self._start()
-        except BaseException:
-            # Whatever it is, no child may outlive it.
-            if self._children is not None:
-                self._children.kill()
-            raise
-
-    def info(self) -> EngineInfo:
-        """Describe the engine and the weights it holds."""
-        return EngineInfo(
-            name="accelerate",
-            version=version("accelerate"),
-            dtype="fp32" if self._settings.precision == "fp32" else "bf16",
-            device=self._settings.device,
-            logprob_mode="processed",
-            is_batch_invariant=self._settings.precision == "fp32",
-            policy_version=self.weights.policy_version,
-            weights_hash=self.weights.weights_hash,
-        )
-
-    @property
-    def rank_pids(self) -> list[int]:
-        """Process ids of the ranks other than this process."""
-        return [] if self._children is None else self._children.pids
 
     def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
         """Replace the weights in place; optimizer and counts start anew."""
         self.load_checkpoint(directory, None, policy_version, weights_hash)
-
-    def load_checkpoint(
-        self, policy_dir: Path, trainer_dir: Path | None, policy_version: int, weights_hash: str
-    ) -> None:
-        """Take weights, and optimizer, random states and counts; None = a fresh optimizer at step 0.
-
-        In fp32 with one rank, training goes on bit for bit as if it had not stopped.
-
-        Raises:
-            EngineError: `policy_dir` isn't a complete directory of this model; the engine stays as it was.
-            ContractError: `trainer_dir` belongs to another model; the engine can't be used any more.
-        """
-        self.weights.require_usable()
-        model = self._trainer.model
-        validate_weights(policy_dir, expected_shapes(model), tied_names(model))
-        with self.weights.replacing(policy_version, weights_hash):
-            self._call("load_checkpoint", str(policy_dir), None if trainer_dir is None else str(trainer_dir))
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
         """Log-prob of each completion token, at the row's temperature, [rows][completion tokens]."""
@@ -122,73 +41,3 @@ class AccelerateEngine:
         self.weights.policy_version, self.weights.weights_hash = None, None
         outcome: TrainingOutcome = self._call("train", request)
         return outcome
-
-    def save(self, policy_dir: Path, trainer_dir: Path, policy_version: int) -> None:
-        """Write serving weights and a complete resume point into two fresh directories.
-
-        Raises:
-            ContractError: One of them exists already.
-        """
-        self.weights.require_usable()
-        existing = [str(path) for path in (policy_dir, trainer_dir) if path.exists()]
-        if existing:
-            raise ContractError(
-                f"save writes fresh directories only, {' and '.join(existing)} exist(s)", paths=existing
-            )
-        self._call("save", str(policy_dir), str(trainer_dir), policy_version)
-        self.weights.policy_version = policy_version
-
-    def close(self) -> None:
-        """End all ranks and free everything."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self.weights.unusable_reason is None:
-            self.weights.give_up("it was closed")
-        self._trainer.close()
-        if self._children is not None:
-            self._children.close()
-
-    def _start(self) -> RankTrainer:
-        if self._children is None:
-            return RankTrainer(self._settings, RankPlace())
-        try:
-            trainer = RankTrainer(self._settings, self._children.place, self._children.store)
-        except Exception as error:
-            raise self._children.explain(error, time.monotonic()) or error from error
-        self._children.join()
-        return trainer
-
-    def _call(self, method: str, *arguments: Any) -> Any:  # noqa: ANN401 - arguments and result of a RankTrainer method
-        try:
-            return self._run_on_all_ranks(method, arguments)
-        except (ContractError, NumericsError):
-            # All ranks raise these together, at the same point.
-            raise
-        except (EngineError, EngineUnavailableError) as error:
-            self._break(error)
-            raise
-        except Exception as error:
-            self._break(error)
-            cause = f"{type(error).__name__}: {error}"
-            raise EngineError(f"{method} failed in the training engine: {cause}", rank=0, cause=cause) from error
-
-    def _run_on_all_ranks(self, method: str, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401 - see _call
-        if self._children is None:
-            return getattr(self._trainer, method)(*arguments)
-        self._children.send(RankCall(method=method, arguments=arguments))
-        try:
-            result = getattr(self._trainer, method)(*arguments)
-        except Exception as error:
-            meaning = self._children.explain(error, time.monotonic())
-            if meaning is None:
-                raise
-            raise meaning from error
-        self._children.join()
-        return result
-
-    def _break(self, error: Exception) -> None:
-        """A failure that leaves the ranks at different points: nothing of the engine can be trusted any more."""
-        self.weights.give_up(f"it failed before ({type(error).__name__}: {error})")
-        if self._children is not None:
-            self._children.kill()

@@ -105,7 +105,13 @@ def measure_canary(record: CanaryRecord, engine_logprobs: Sequence[Sequence[floa
 
 
 def check_canary(
-    record: CanaryRecord, engine_logprobs: Sequence[Sequence[float]], *, max_gap: float, engine: str
+    record: CanaryRecord,
+    engine_logprobs: Sequence[Sequence[float]],
+    *,
+    max_gap: float,
+    engine: str,
+    numbers: str = "log-probs",
+    unit: str = "nats",
 ) -> LogprobGap:
     """Prove that an engine computes with the weights that the trainer published.
 
@@ -114,6 +120,8 @@ def check_canary(
         engine_logprobs: The engine's scores of `record.rows`.
         max_gap: Largest allowed mean absolute gap over the tokens, nats.
         engine: Name of the engine, for the message.
+        numbers: What was compared, for the message: log-probs, or a critic's values.
+        unit: Unit of the numbers, for the message.
 
     Returns:
         The gap found.
@@ -126,7 +134,7 @@ def check_canary(
     if gap.num_tokens == 0 or not gap.mean_abs <= max_gap:
         raise WeightMismatchError(
             f"{engine} does not compute with the weights that the trainer published: on {gap.num_tokens} canary tokens "
-            f"its log-probs differ by {gap.mean_abs:.4g} nats in the mean (largest {gap.max_abs:.4g}), allowed "
+            f"its {numbers} differ by {gap.mean_abs:.4g} {unit} in the mean (largest {gap.max_abs:.4g}), allowed "
             f"{max_gap:.4g}; the engine must be started anew. If it stays, the engines differ in dtype or model code",
             engine=engine,
             mean_abs=gap.mean_abs,

@@ -13,6 +13,8 @@ from stages.engines.launch import EngineRecord
 from stages.engines.process import find_process, log_tail
 from stages.engines.protocol import (
     Completion,
+    CriticOutcome,
+    CriticTrainingRequest,
     EngineInfo,
     GenerationRequest,
     ScoredTokens,
@@ -87,6 +89,18 @@ class RemoteEngine:
     def save(self, policy_dir: Path, trainer_dir: Path, policy_version: int) -> None:
         """Write serving weights and a resume point; see `TrainingEngine.save`."""
         self._call("save", policy_dir=policy_dir, trainer_dir=trainer_dir, policy_version=policy_version)
+
+    def values(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
+        """Return values of completion tokens; see `CriticEngine.values`."""
+        return cast("list[list[float]]", self._call("values", rows=rows))
+
+    def train_critic(self, request: CriticTrainingRequest) -> CriticOutcome:
+        """Make the critic's optimizer steps; see `CriticEngine.train_critic`."""
+        return cast("CriticOutcome", self._call("train_critic", request=request))
+
+    def rewards(self, rows: Sequence[ScoredTokens]) -> list[float]:
+        """Return scores of completions; see `RewardEngine.rewards`."""
+        return cast("list[float]", self._call("rewards", rows=rows))
 
     def close(self) -> None:
         """Close the connection; the engine process lives on until it is idle for too long or stopped by its manager."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from stages.spec.execution import Dtype
 
-Role = Literal["generation", "scoring", "training"]
+Role = Literal["generation", "scoring", "training", "critic", "reward"]
 """What an engine is for; see `stages.engines.protocol`."""
 
 WIRE_VERSION = 2

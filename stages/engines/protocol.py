@@ -1,8 +1,9 @@
 """What every engine understands: token ids and numbers in, token ids and numbers out.
 
-Three roles exist. A *generation* engine samples completions, a *scoring* engine gives log-probs of given tokens (the
-reference policy; the canary), a *training* engine turns rollouts into optimizer steps. An engine knows nothing of
-storage, runs or Airflow: weights come from and go to local directories in Hugging Face format.
+Five roles exist. A *generation* engine samples completions, a *scoring* engine gives log-probs of given tokens (the
+reference policy; the canary), a *training* engine turns rollouts into optimizer steps, a *critic* engine gives values
+and learns them, a *reward* engine scores whole completions. An engine knows nothing of storage, runs or Airflow:
+weights come from and go to local directories in Hugging Face format.
 """
 
 from __future__ import annotations
@@ -97,12 +98,14 @@ class TrainingRow:
     prompt_token_ids: Sequence[int]
     completion_token_ids: Sequence[int]
     advantage: float
-    """Advantage of every token of the completion."""
+    """Advantage of every token of the completion; with `token_advantages` their mean, for people."""
     sampler_logprobs: Sequence[float]
     """Log-probs as sampled. [len(completion_token_ids)]"""
     temperature: float
     reference_logprobs: Sequence[float] | None = None
     """Log-probs of the reference policy; needed when the KL weight is not 0. [len(completion_token_ids)]"""
+    token_advantages: Sequence[float] | None = None
+    """Advantage of each token (PPO, REINFORCE++); None = `advantage` for all. [len(completion_token_ids)]"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +150,54 @@ class TrainingOutcome:
     steps: Sequence[OptimizerStepMetrics]
     trainer_logprobs: Sequence[Sequence[float]]
     """Log-probs of each row under the weights at the start of the call. [rows][completion tokens]"""
+    skipped_row_ids: Sequence[str] = field(default_factory=tuple)
+    """Rows of the skipped optimizer steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticRow:
+    """One completion as the critic's trainer sees it."""
+
+    row_id: str
+    prompt_token_ids: Sequence[int]
+    completion_token_ids: Sequence[int]
+    old_values: Sequence[float]
+    """Values under the critic before the iteration. [len(completion_token_ids)]"""
+    returns: Sequence[float]
+    """Targets. [len(completion_token_ids)]"""
+
+    @property
+    def temperature(self) -> float:
+        """1: a value has no temperature."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticTrainingRequest:
+    """All optimizer steps of the critic in one iteration."""
+
+    rows: Sequence[CriticRow]
+    """Rows of complete prompt groups, already in training order."""
+    mini_batches: Sequence[Sequence[int]]
+    """Indices into `rows` of each optimizer step, in order (epochs unrolled)."""
+    value_clip: float | None
+    """Half width of the interval around the old value; None = no clipping."""
+    value_weight: float
+    """Factor of the loss."""
+    optimizer: OptimizerSpec
+    total_optimizer_steps: int
+    """Optimizer steps of the whole run, for the schedule."""
+    micro_batch_tokens: int
+    """Padded tokens per micro-batch at most (one row is always allowed)."""
+    max_non_finite_steps: int
+    """Non-finite optimizer steps in a row that end the call with a `NumericsError`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticOutcome:
+    """What the critic's optimizer steps of one iteration did."""
+
+    steps: Sequence[OptimizerStepMetrics]
     skipped_row_ids: Sequence[str] = field(default_factory=tuple)
     """Rows of the skipped optimizer steps."""
 
@@ -208,4 +259,38 @@ class TrainingEngine(ScoringEngine, Protocol):
 
         `policy_dir` is in the format that generation engines load; both directories must not exist yet.
         """
+        ...
+
+
+class CriticEngine(Engine, Protocol):
+    """A value model: gives values and learns them."""
+
+    def load_checkpoint(
+        self, policy_dir: Path, trainer_dir: Path | None, policy_version: int, weights_hash: str
+    ) -> None:
+        """Take the critic's weights from `policy_dir`; see `TrainingEngine.load_checkpoint`."""
+        ...
+
+    def values(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
+        """Return the value before each completion token, as [rows][completion tokens]."""
+        ...
+
+    def train_critic(self, request: CriticTrainingRequest) -> CriticOutcome:
+        """Make the optimizer steps; the held version is unknown until `save` names it."""
+        ...
+
+    def save(self, policy_dir: Path, trainer_dir: Path, policy_version: int) -> None:
+        """Write the critic's weights and a complete resume point, then hold `policy_version`."""
+        ...
+
+
+class RewardEngine(Engine, Protocol):
+    """A sequence classifier with one output."""
+
+    def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
+        """Replace the weights in place; a failure leaves the engine unusable."""
+        ...
+
+    def rewards(self, rows: Sequence[ScoredTokens]) -> list[float]:
+        """Return the score of each prompt with its completion, read at the completion's last token, as [rows]."""
         ...

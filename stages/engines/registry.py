@@ -25,6 +25,12 @@ _FACTORIES: Mapping[Role, Mapping[str, str]] = {
     "training": {
         "accelerate": "stages.engines.accelerate_engine:AccelerateEngine",
     },
+    "critic": {
+        "accelerate": "stages.engines.accelerate_critic:AccelerateCritic",
+    },
+    "reward": {
+        "transformers": "stages.engines.reward_engine:TransformersRewardEngine",
+    },
 }
 
 

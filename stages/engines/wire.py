@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from stages import errors
 from stages.engines.launch import Role
-from stages.engines.protocol import GenerationEngine, ScoringEngine, TrainingEngine
+from stages.engines.protocol import CriticEngine, GenerationEngine, RewardEngine, ScoringEngine, TrainingEngine
 from stages.errors import ContractError, EngineError, SpecFaultsError, StageError
 
 URGENT_HEADER = "X-Motley-Urgent"
@@ -28,6 +28,8 @@ PROTOCOLS: Mapping[Role, type] = {
     "generation": GenerationEngine,
     "scoring": ScoringEngine,
     "training": TrainingEngine,
+    "critic": CriticEngine,
+    "reward": RewardEngine,
 }
 
 

@@ -49,13 +49,14 @@ def describe(model_dir: Path) -> LlmShape:
     )
 
 
-def check_shape(model_dir: Path, wanted: LlmShape, role: str) -> LlmShape:
+def check_shape(model_dir: Path, wanted: LlmShape, role: str, *, has_vocabulary_head: bool = True) -> LlmShape:
     """Refuse a model that is not of the shape that the job plans with.
 
     Args:
         model_dir: The real model.
         wanted: `models.<role>.shape` of the job.
         role: `actor`, `reference` ...
+        has_vocabulary_head: False for critics and reward models, of which `tied` says nothing.
 
     Returns:
         The shape found.
@@ -68,7 +69,7 @@ def check_shape(model_dir: Path, wanted: LlmShape, role: str) -> LlmShape:
         f"models.{role}.shape.{name} is {getattr(wanted, name)}, but the model in {model_dir} has "
         f"{getattr(found, name)}"
         for name in LlmShape.model_fields
-        if getattr(wanted, name) != getattr(found, name)
+        if getattr(wanted, name) != getattr(found, name) and (has_vocabulary_head or name != "tied")
     ]
     if faults:
         raise SpecFaultsError("the job", faults)

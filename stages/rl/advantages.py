@@ -7,6 +7,7 @@ from typing import Final
 
 from stages.rl.group_advantages import Advantages, Bools, Floats, group_advantages
 from stages.rl.leave_one_out import leave_one_out_advantages
+from stages.rl.reinforce_pp import plain_rewards, rewards_over_group_mean
 from stages.rl.spec import AdvantageSpec
 
 Estimator = Callable[[Floats, Bools, Sequence[Hashable], AdvantageSpec], Advantages]
@@ -15,6 +16,8 @@ Estimator = Callable[[Floats, Bools, Sequence[Hashable], AdvantageSpec], Advanta
 ADVANTAGE_ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "group": group_advantages,
     "rloo": leave_one_out_advantages,
+    "reinforce_pp": plain_rewards,
+    "reinforce_pp_baseline": rewards_over_group_mean,
 }
 """Estimator by its name in `AdvantageSpec.estimator`."""
 

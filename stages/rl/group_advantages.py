@@ -73,8 +73,19 @@ def per_group_advantages(
     group_ids: Sequence[Hashable],
     spec: AdvantageSpec,
     centre: Callable[[Floats], Floats],
+    *,
+    keeps_constant: bool = False,
 ) -> Advantages:
     """Centre each group's valid rewards with `centre`, then divide as `spec.normalisation` says.
+
+    Args:
+        rewards: [N]; what stands in invalid rows is never read.
+        valid: [N], false where the reward has no value.
+        group_ids: [N], sampling identity of the group.
+        spec: Normalisation.
+        centre: Takes a baseline from the rewards of one group.
+        keeps_constant: Whether groups of equal rewards go through `centre` too, since the baseline isn't theirs;
+            otherwise they get exactly 0.
 
     Raises:
         ValueError: Lengths differ, or a valid reward is not finite.
@@ -92,10 +103,11 @@ def per_group_advantages(
         members = rewards[kept]
         if members.size == 0:
             num_empty += 1
-        elif members.min() == members.max():
+            continue
+        if members.min() == members.max():
             zero_variance[rows] = True
             num_zero_variance += 1
-        else:
+        if keeps_constant or members.min() != members.max():
             values[kept] = centre(members) / _divisor(members, batch_std, spec)
     return Advantages(
         values=values,

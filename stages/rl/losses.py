@@ -1,7 +1,7 @@
-"""Policy losses by name: GRPO, Dr. GRPO, DAPO, GSPO and RLOO over one set of parts.
+"""The policy loss of every variant, over one set of parts.
 
-The variants differ in the level of the importance ratio (here) and in clip widths, advantage and aggregation, whose
-published values `GrpoSpec` fills in. PPO uses the same parts with `ppo` and per-token advantages.
+Variants (stages/rl/variants) differ in the level of the importance ratio and in clip widths, advantage and
+aggregation, whose published values `GrpoSpec` fills in. PPO and REINFORCE++ bring an advantage for every token.
 
 Legend of shapes: B rows (responses), T response positions.
 """
@@ -23,14 +23,10 @@ from stages.rl.spec import GrpoSpec
 from stages.rl.surrogate import clipped_surrogate
 
 LOG_RATIOS: Final[Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
-    "grpo": token_log_ratio,
-    "dr_grpo": token_log_ratio,
-    "dapo": token_log_ratio,
-    "gspo": sequence_log_ratio,
-    "rloo": token_log_ratio,
-    "ppo": token_log_ratio,
+    "token": token_log_ratio,
+    "sequence": sequence_log_ratio,
 }
-"""Importance log-ratio of each named loss: (logprobs, old_logprobs, mask), each [B, T], to [B, T]."""
+"""Importance log-ratio by its level: (logprobs, old_logprobs, mask), each [B, T], to [B, T]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,22 +68,19 @@ class PolicyLoss:
     `ratio`, `clipped_low`, `clipped_high`, `dual_clipped`, and `entropy` if known."""
 
 
-def policy_loss(
-    batch: PolicyBatch, spec: GrpoSpec, normaliser: Normaliser, *, loss_name: str | None = None
-) -> PolicyLoss:
+def policy_loss(batch: PolicyBatch, spec: GrpoSpec, normaliser: Normaliser) -> PolicyLoss:
     """Clipped surrogate times correction weight, plus KL penalty, minus entropy bonus, aggregated.
 
     Args:
         batch: One micro-batch.
         spec: Options of the loss.
         normaliser: Counts over the whole optimizer step.
-        loss_name: A key of `LOG_RATIOS`; None = `spec.loss`.
 
     Raises:
         ValueError: The batch lacks what a non-zero weight of the spec needs.
     """
     mask = batch.mask
-    log_ratio = LOG_RATIOS[loss_name or spec.loss](batch.logprobs, batch.old_logprobs, mask)
+    log_ratio = LOG_RATIOS[spec.ratio](batch.logprobs, batch.old_logprobs, mask)
     advantages = torch.where(mask, batch.advantages.float(), torch.zeros_like(log_ratio))
     surrogate = clipped_surrogate(
         log_ratio, advantages, clip_low=spec.clip_low, clip_high=spec.clip_high, dual_clip=spec.dual_clip
@@ -96,7 +89,7 @@ def policy_loss(
     if batch.correction_weights is not None:
         policy_term = policy_term * torch.where(mask, batch.correction_weights.detach(), torch.zeros_like(policy_term))
     kl = _kl_term(batch, spec)
-    token_losses = policy_term if kl is None else policy_term + spec.kl.weight * kl
+    token_losses = policy_term if kl is None else policy_term + spec.kl.loss_weight * kl
     if spec.entropy_weight > 0.0:
         token_losses = token_losses - spec.entropy_weight * _entropy_term(batch)
     parts: dict[str, Tensor | None] = {
@@ -119,7 +112,7 @@ def _sum(values: Tensor, mask: Tensor) -> float:
 
 def _kl_term(batch: PolicyBatch, spec: GrpoSpec) -> Tensor | None:
     if batch.reference_logprobs is None:
-        if spec.kl.weight > 0.0:
+        if spec.kl.loss_weight > 0.0:
             raise ValueError(
                 f"grpo.kl.weight is {spec.kl.weight} but the batch has no reference_logprobs: "
                 "run the reference inference, or set the weight to 0"

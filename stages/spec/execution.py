@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, field_validator
 
 from stages.spec.section import Section
 
@@ -39,6 +39,12 @@ class OptimizerSpec(Section):
     """Decoupled weight decay on matrices (norms and biases have none)."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient norm above which gradients are scaled down."""
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _take_lists(cls, value: Any) -> Any:  # noqa: ANN401 - input of any type, as pydantic hands it over
+        # Strict validation takes no list for a tuple, once a section around this one was read as a mapping.
+        return tuple(value) if isinstance(value, list) else value
 
 
 class EvaluationSpec(Section):

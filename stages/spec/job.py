@@ -14,14 +14,14 @@ from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from plans.errors import SpecError
-from plans.spec.job import EXECUTION_SECTIONS, Job
+from plans.spec.job import EXECUTION_SECTIONS, Job, ModelSpec
 from plans.spec.load import job_from_document, parse_document
 from plans.spec.model import fingerprint
 from stages.data.spec import DataSpec, TemplateSpec
 from stages.errors import SpecFaultsError
 from stages.rewards.spec import RewardsSpec
 from stages.rl.correction_spec import CorrectionSpec
-from stages.rl.spec import GrpoSpec, PpoSpec
+from stages.rl.spec import GrpoSpec, KlSpec, PpoSpec
 from stages.spec.asynchrony import AsynchronySpec
 from stages.spec.execution import (
     EnginesSpec,
@@ -62,9 +62,9 @@ class ExecutionSections(Section):
     optimizer: OptimizerSpec = OptimizerSpec()
     """AdamW."""
     grpo: GrpoSpec = GrpoSpec()
-    """Policy optimisation."""
+    """Policy optimisation; with `algorithm: ppo` what section `ppo` says of the policy's loss."""
     ppo: PpoSpec | None = None
-    """What PPO adds; only with `algorithm: ppo`."""
+    """PPO: policy, critic and KL; only with `algorithm: ppo`."""
     asynchrony: AsynchronySpec = AsynchronySpec()
     """Overlap of generation and training."""
     correction: CorrectionSpec = CorrectionSpec()
@@ -128,9 +128,20 @@ class TrainingJob(ExecutionSections):
         return self.grpo.num_mini_batches * self.grpo.num_epochs
 
     @property
+    def kl(self) -> KlSpec:
+        """The penalty towards the reference policy."""
+        return self.grpo.kl if self.ppo is None else self.ppo.kl
+
+    @property
     def needs_reference(self) -> bool:
         """Whether reference log-probs are needed."""
-        return self.grpo.kl.weight > 0
+        return self.kl.weight > 0
+
+    @property
+    def reward_model(self) -> ModelSpec | None:
+        """The reward model; None where rules alone reward."""
+        reward = self.planner.models.reward
+        return reward if isinstance(reward, ModelSpec) else None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -141,6 +152,11 @@ class TrainingJob(ExecutionSections):
         """
         content = self.model_dump(mode="json", exclude={*_OPERATIONAL, "planner", "engines", "iterations"})
         content["planner"] = self.planner.fingerprint
+        content["models"] = {
+            role: model.model_dump(mode="json", include={"path", "revision"})
+            for role, model in (("critic", self.planner.models.critic), ("reward", self.reward_model))
+            if model is not None and model.path is not None
+        }
         content["engines"] = self.engines.model_dump(mode="json", include={"generation", "training"})
         if self.optimizer.schedule != "constant":
             content["iterations"] = self.iterations
@@ -150,7 +166,8 @@ class TrainingJob(ExecutionSections):
         """Return the document with all defaults; `training_job_from_document` reads it back as an equal job."""
         # Nulls stay: where a default is no null (e.g. `source.warm_up`), null means something else than absence.
         document: dict[str, JsonValue] = self.planner.model_dump(mode="json", exclude={"execution"})
-        return document | self.model_dump(mode="json", exclude={"planner"})
+        derived = {"grpo"} if self.ppo is not None else set()
+        return document | self.model_dump(mode="json", exclude={"planner", *derived})
 
 
 def load_training_job(text: str, source_name: str) -> TrainingJob:
@@ -172,7 +189,12 @@ def load_training_job(text: str, source_name: str) -> TrainingJob:
 
 def training_job_from_document(document: Mapping[str, object], source_name: str) -> TrainingJob:
     """Return the job of a parsed document; raises SpecFaultsError with every fault."""
+    document = {**document, "ppo": document.get("ppo") or {}} if document.get("algorithm") == "ppo" else document
     sections, faults = _read_sections(document)
+    if sections is not None and sections.ppo is not None:
+        if "grpo" in document:
+            faults.append("grpo is given beside ppo, whose section has all options; move them to ppo, remove grpo.")
+        sections = sections.model_copy(update={"grpo": sections.ppo.policy()})
     planner, planner_faults = _read_planner(document, sections, source_name)
     faults = [*planner_faults, *faults]
     if sections is not None and planner is not None:
@@ -190,7 +212,7 @@ def _read_planner(
     rest = {name: value for name, value in document.items() if name not in EXECUTION_SECTIONS}
     training = rest.get("training", {})
     if sections is not None and isinstance(training, dict):
-        # The planner prices optimizer steps; their number follows from the GRPO section unless it is written down.
+        # The planner prices optimizer steps; their number follows from the job's section unless it is written down.
         steps = sections.grpo.num_mini_batches * sections.grpo.num_epochs
         rest["training"] = {"updates_per_iteration": steps, **training}
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from plans.spec.job import Algorithm, Mode, ModelSpec
+from plans.spec.job import Algorithm, Mode
 from stages.rl.spec import sampling_faults
+from stages.rl.variants.registry import VARIANTS
 from stages.spec.asynchrony import AsynchronySpec
 from stages.spec.source import GgufSource, InitSource
 
@@ -32,30 +33,77 @@ def cross_section_faults(job: TrainingJob) -> list[str]:
 
 
 def _algorithm_faults(job: TrainingJob) -> Iterator[str]:
-    if job.planner.algorithm is Algorithm.PPO:
-        yield "algorithm is ppo, but the training engines make GRPO steps only; write algorithm: grpo."
-    elif job.ppo is not None:
+    is_ppo = job.planner.algorithm is Algorithm.PPO
+    if not is_ppo and job.ppo is not None:
         yield "ppo is given, but algorithm is grpo; remove the section or write algorithm: ppo."
+    if not is_ppo and job.grpo.loss == "ppo":
+        yield "grpo.loss is ppo, but algorithm is grpo; write algorithm: ppo with a section ppo and models.critic."
     steps = job.planner.training.updates_per_iteration
     if steps != job.optimizer_steps_per_iteration:
+        section = "ppo" if is_ppo else "grpo"
         yield (
-            f"training.updates_per_iteration is {steps}, but grpo.num_mini_batches x grpo.num_epochs is "
+            f"training.updates_per_iteration is {steps}, but {section}.num_mini_batches x {section}.num_epochs is "
             f"{job.optimizer_steps_per_iteration}; remove updates_per_iteration or correct one of them."
+        )
+    if job.ppo is not None and job.ppo.critic_warm_up_iterations >= job.iterations:
+        yield (
+            f"ppo.critic_warm_up_iterations is {job.ppo.critic_warm_up_iterations}, but the run has {job.iterations} "
+            "iterations, so the policy would never be trained; lower it or raise iterations."
         )
 
 
 def _model_faults(job: TrainingJob) -> Iterator[str]:
     models = job.planner.models
-    if isinstance(models.reward, ModelSpec):
-        yield "models.reward is a model, but rewards are computed by rules; write models.reward: {verifier: NAME}."
     if models.actor.path is not None:
         yield "models.actor.path is given, but the first weights come from `source`; move the path there."
     if job.needs_reference and models.reference.path is not None:
         yield "models.reference.path is given, but the reference policy is policy version 0; remove the path."
     if job.needs_reference and models.reference.llm != models.actor.llm:
         yield (
-            f"models.reference has another shape than models.actor although grpo.kl.weight is {job.grpo.kl.weight}: "
+            "models.reference has another shape than models.actor although "
+            f"{'grpo' if job.ppo is None else 'ppo'}.kl.weight is {job.kl.weight}: "
             "the reference policy is policy version 0 of the actor; give both the same shape."
+        )
+    yield from _critic_faults(job)
+    yield from _reward_model_faults(job)
+
+
+def _critic_faults(job: TrainingJob) -> Iterator[str]:
+    actor, critic = job.planner.models.actor, job.planner.models.critic
+    if critic is None:
+        return
+    if critic.llm.vocab != actor.llm.vocab:
+        yield (
+            f"models.critic.shape.vocab is {critic.llm.vocab}, but models.actor.shape.vocab is {actor.llm.vocab}: the "
+            "critic reads the actor's token ids; use a critic of the actor's vocabulary."
+        )
+    elif critic.path is None and critic.llm != actor.llm:
+        yield (
+            "models.critic has another shape than models.actor and no path, but a critic without a path starts from "
+            "the actor's weights; give both the same shape, or a path."
+        )
+
+
+def _reward_model_faults(job: TrainingJob) -> Iterator[str]:
+    model, section = job.reward_model, job.rewards.reward_model
+    if model is None and section is not None:
+        yield (
+            "rewards.reward_model is given, but models.reward is a rule; write models.reward: {shape: ..., path: ...}."
+        )
+    if model is None:
+        return
+    if section is None:
+        yield (
+            "models.reward is a model, but nothing says how its score is used; add "
+            "rewards.reward_model: {weight: 1.0}, or write models.reward: {verifier: NAME}."
+        )
+    if model.path is None:
+        yield "models.reward has no path; give the directory of a sequence classifier in Hugging Face format."
+    if model.llm.vocab != job.planner.models.actor.llm.vocab:
+        yield (
+            f"models.reward.shape.vocab is {model.llm.vocab}, but models.actor.shape.vocab is "
+            f"{job.planner.models.actor.llm.vocab}: the reward model reads the actor's token ids; use one of the "
+            "actor's tokenizer."
         )
 
 
@@ -101,16 +149,35 @@ def _data_faults(job: TrainingJob) -> Iterator[str]:
 
 def _batch_faults(job: TrainingJob) -> Iterator[str]:
     batch, grpo = job.planner.batch, job.grpo
+    section = "ppo" if job.ppo is not None else "grpo"
     if batch.prompts % grpo.num_mini_batches:
         yield (
-            f"batch.prompts is {batch.prompts}, but grpo.num_mini_batches is {grpo.num_mini_batches} and a mini-batch "
-            "holds whole prompt groups; choose a divisor."
+            f"batch.prompts is {batch.prompts}, but {section}.num_mini_batches is {grpo.num_mini_batches} and a "
+            "mini-batch holds whole prompt groups; choose a divisor."
         )
-    if batch.responses_per_prompt < 2:
-        yield "batch.responses_per_prompt is 1, but a group advantage compares the samples of a prompt; use 2 or more."
+    if batch.responses_per_prompt < 2 and VARIANTS[grpo.loss].needs_group:
+        yield (
+            f"batch.responses_per_prompt is 1, but the advantage of {grpo.loss} compares the samples of a prompt; use "
+            "2 or more."
+        )
+    if grpo.dynamic_sampling is not None and job.reward_model is not None:
+        yield (
+            "grpo.dynamic_sampling is given, but the job has a reward model: whether a group has signal is judged "
+            "where it is sampled, by rules only; remove one of them."
+        )
+    if grpo.dynamic_sampling is not None and job.planner.mode is Mode.ASYNC:
+        yield (
+            "grpo.dynamic_sampling is given with mode async, but the rounds of a shard are sampled from one policy "
+            "version and no group may wait for a later iteration; use mode: sync or remove it."
+        )
+    if grpo.dynamic_sampling is not None and not grpo.drop_zero_variance_groups:
+        yield (
+            "grpo.dynamic_sampling replaces groups without signal, but drop_zero_variance_groups is false, so they "
+            "would be trained on too; leave it true or remove dynamic_sampling."
+        )
     if grpo.overlong_buffer_tokens > job.planner.lengths.response:
         yield (
-            f"grpo.overlong_buffer_tokens is {grpo.overlong_buffer_tokens}, but lengths.response is "
+            f"{section}.overlong_buffer_tokens is {grpo.overlong_buffer_tokens}, but lengths.response is "
             f"{job.planner.lengths.response}; the buffer lies inside the response limit."
         )
 

@@ -15,6 +15,10 @@ PRODUCER_STAGES: Final = ("generate", "infer")
 """Stages whose seconds make up the producer's part of an iteration."""
 CONSUMER_STAGES: Final = ("train", "commit_policy", "weight_sync")
 """Stages whose seconds make up the consumer's part of an iteration."""
+_SIDE_BY_SIDE: Final[Mapping[str, Sequence[str]]] = {
+    "infer": ("infer", "reward_inference", "reference_inference", "critic_inference"),
+    "train": ("train", "critic_training"),
+}
 PRODUCER_PHASES: Final = ("generation_s", "inference_s")
 """Phases of a plan's prediction that are the producer's."""
 CONSUMER_PHASES: Final = ("training_s", "transfer_s")
@@ -50,7 +54,17 @@ class Balance:
 
 def measured_balance(samples: int, measured_s: Mapping[str, float]) -> Balance | None:
     """Return the balance of an iteration from its stages' seconds, None while a side is unknown."""
-    return _balance(samples, measured_s, PRODUCER_STAGES, CONSUMER_STAGES)
+    return _balance(samples, _with_groups(measured_s), PRODUCER_STAGES, CONSUMER_STAGES)
+
+
+def _with_groups(measured_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds with PPO's tasks side by side under the names of GRPO's stages: the longest one counts."""
+    merged = dict(measured_s)
+    for name, stages in _SIDE_BY_SIDE.items():
+        found = [measured_s[stage] for stage in stages if stage in measured_s]
+        if found:
+            merged[name] = max(found)
+    return merged
 
 
 def predicted_balance(samples: int, phases_s: Mapping[str, float]) -> Balance | None:

@@ -86,7 +86,9 @@ def consume(context: StageContext, families: Sequence[Family]) -> Consumption:
     _check_weights(context, own[Family.ROLLOUTS])
     arrivals = _groups(k, own[Family.ROLLOUTS])
     _check_gate(context, arrivals)
-    taken = buffer_at(context, k).take(arrivals, max_staleness=job.max_staleness, wanted=job.planner.batch.prompts)
+    # Dynamic sampling adds groups in place of those without signal; all of them are decided on.
+    num_wanted = job.planner.batch.prompts if job.grpo.dynamic_sampling is None else len(arrivals)
+    taken = buffer_at(context, k).take(arrivals, max_staleness=job.max_staleness, wanted=num_wanted)
     found: dict[int, Mapping[Family, Sequence[Shard]]] = {k: own}
     for iteration in sorted({group.iteration for group in (*taken.batch, *taken.withheld)} - {k}):
         groups = [g for g in (*taken.batch, *taken.withheld) if g.iteration == iteration]

@@ -55,14 +55,37 @@ machines: [{{name: local, region: here, gpu: cpu, count: {count}, intra_gb_s: 10
 """
 
 ITERATION = ("plan", "generate", "infer", "train", "commit_policy", "weight_sync", "evaluate", "report")
-"""Stages of an iteration, in order."""
+"""Stages of a GRPO iteration, in order."""
+
+PPO_ITERATION = (
+    "plan", "generate", "reward_inference", "reference_inference", "critic_inference", "train", "critic_training",
+    "commit_policy", "weight_sync", "evaluate", "report",
+)  # fmt: skip
+"""Stages of a PPO iteration, in an order that its graph allows."""
+
+TINY_PPO_JOB = (
+    TINY_JOB.replace("algorithm: grpo", "algorithm: ppo")
+    .replace("  reference: {{shape: *shape}}", "  critic: {{shape: *shape}}\n  reference: {{shape: *shape}}")
+    .replace(
+        "grpo: {{num_mini_batches: 2, kl: {{weight: 0.01}}}}",
+        "ppo:\n  num_mini_batches: 2\n  kl: {{weight: 0.05, target: 0.5, horizon_samples: 64}}\n"
+        "  critic_optimizer: {{learning_rate: 1.0e-2}}",
+    )
+)
 
 
 class HandRun:
     """A run in folders of its own."""
 
     def __init__(
-        self, base: Path, *, samples_per_shard: int, name: str = "tiny-run", changes: str = "", count: int = 1
+        self,
+        base: Path,
+        *,
+        samples_per_shard: int,
+        name: str = "tiny-run",
+        changes: str = "",
+        count: int = 1,
+        job_text: str = TINY_JOB,
     ) -> None:
         """Create the run.
 
@@ -72,11 +95,12 @@ class HandRun:
             name: Name of the run.
             changes: Fields of the job, as YAML, that replace or add to those of the tiny job.
             count: CPU cores of the machine.
+            job_text: The tiny job.
         """
         self.base, self.name = base, name
         self.state_dir = base / "state"
         self.root = str(base / "store")
-        document = yaml.safe_load(TINY_JOB.format(samples_per_shard=samples_per_shard))
+        document = yaml.safe_load(job_text.format(samples_per_shard=samples_per_shard))
         job = yaml.safe_dump({**document, **(yaml.safe_load(changes) or {})})
         self.resolved: ResolvedRun = resolve_run(job, CLUSTER.format(count=count), name, None, None, self.root)
         create_run(self.resolved)
@@ -131,7 +155,7 @@ class HandRun:
     def iteration(self, k: int) -> dict[str, StageResult]:
         """Run all stages of an iteration."""
         results = {"prepare": self.stage("prepare", k)} if k == 0 else {}
-        for name in ITERATION:
+        for name in PPO_ITERATION if self.resolved.job.ppo is not None else ITERATION:
             results[name] = self.stage(name, k, **({"region": "here"} if name == "weight_sync" else {}))
         return results
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, ValidationError
 
 from stages.engines.launch import EngineLaunch
-from stages.engines.training.rank_trainer import Precision, TrainerSettings
+from stages.engines.training.rank_model import Precision, TrainerSettings
 from stages.errors import EngineUnavailableError, SpecFaultsError
 from stages.spec.section import Section
 

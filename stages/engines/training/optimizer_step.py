@@ -35,7 +35,7 @@ class MicroBatch:
     """Rows of the request."""
     tensors: RowTensors
     advantages: Tensor
-    """[B, 1]."""
+    """[B, 1], or [B, T] where tokens have advantages of their own."""
     sampler_logprobs: Tensor
     """[B, T]."""
     reference_logprobs: Tensor | None
@@ -182,13 +182,20 @@ def _micro_batch(
     return MicroBatch(
         row_indices=pack,
         tensors=tensors,
-        advantages=torch.tensor([[row.advantage] for row in rows], dtype=torch.float32, device=device),
+        advantages=_advantages(rows, width, device),
         sampler_logprobs=sampler,
         reference_logprobs=_reference(rows, width, device),
         start_logprobs=known,
         correction=correction,
         real_tokens=sum(row_length(row) - 1 for row in rows),
     )
+
+
+def _advantages(rows: Sequence[TrainingRow], width: int, device: torch.device) -> Tensor:
+    by_token = [row.token_advantages for row in rows if row.token_advantages is not None]
+    if len(by_token) == len(rows):
+        return pad_values(by_token, width, device)
+    return torch.tensor([[row.advantage] for row in rows], dtype=torch.float32, device=device)
 
 
 def _reference(rows: Sequence[TrainingRow], width: int, device: torch.device) -> Tensor | None:

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from stages.engines.training import row_attention
+from stages.engines.training.decoder_states import completion_states, disable_dropout
 from stages.errors import EngineError
 from stages.rl.chunked_logprobs import chunked_logprobs
 from stages.rl.matrix_products import use_products_in
@@ -59,16 +60,10 @@ class PolicyModule(nn.Module):  # type: ignore[misc]  # torch is untyped here
             temperatures: [N].
             with_entropy: Whether to compute the entropy.
         """
-        decoder = self.model.get_decoder()
-        if self.shares_prompts:
-            hidden = decoder(
-                input_ids=token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False,
-                row_places=row_places, token_owners=token_owners,
-            ).last_hidden_state[0]  # fmt: skip
-            hidden = hidden.index_select(0, row_places.flatten().index_select(0, hidden_index))
-        else:
-            hidden = decoder(input_ids=token_ids[row_places], use_cache=False).last_hidden_state
-            hidden = hidden.flatten(0, 1).index_select(0, hidden_index)
+        hidden = completion_states(
+            self.model.get_decoder(), token_ids, positions, row_places, token_owners, hidden_index,
+            shares_prompts=self.shares_prompts,
+        )  # fmt: skip
         head = self.model.get_output_embeddings()
         return chunked_logprobs(
             hidden,
@@ -104,7 +99,7 @@ def load_policy_module(
         model_dir, config=config, dtype=dtype, local_files_only=True, use_safetensors=True,
         attn_implementation=attention,
     ).to(device)  # fmt: skip
-    _disable_dropout(model)
+    disable_dropout(model)
     use_products_in(model)
     module = PolicyModule(model, chunk_tokens)
     _check_head(module, device)
@@ -113,15 +108,6 @@ def load_policy_module(
     # transformers recomputes activations in training mode only.
     module.train()
     return module
-
-
-def _disable_dropout(model: nn.Module) -> None:
-    for part in model.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        for name in ("attention_dropout", "dropout", "attn_dropout"):
-            if isinstance(getattr(part, name, None), float):
-                setattr(part, name, 0.0)
 
 
 def _check_head(module: PolicyModule, device: torch.device) -> None:

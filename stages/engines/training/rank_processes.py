@@ -24,8 +24,9 @@ from typing import IO, Any
 
 from torch import distributed as dist
 
-from stages.engines.training.rank_trainer import TrainerSettings
+from stages.engines.training.rank_model import TrainerSettings
 from stages.engines.training.ranks import RankPlace
+from stages.engines.training.trainer_kinds import TrainerKind
 from stages.errors import EngineError, EngineUnavailableError
 
 _LOGGER = logging.getLogger(__name__)
@@ -37,13 +38,14 @@ _REPORT_WAIT_S = 10.0
 class RankStart:
     """First message to a child."""
 
+    kind: TrainerKind
     settings: TrainerSettings
     place: RankPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCall:
-    """A method of `RankTrainer` and its arguments."""
+    """A method of the trainer and its arguments."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -90,7 +92,7 @@ class _Child:
 class RankProcesses:
     """Ranks 1 to n - 1 of an engine."""
 
-    def __init__(self, settings: TrainerSettings, num_ranks: int, timeout_s: float) -> None:
+    def __init__(self, settings: TrainerSettings, num_ranks: int, timeout_s: float, kind: TrainerKind) -> None:
         """Start the children; `place` and `store` are then what rank 0 joins with."""
         self.store = dist.TCPStore(
             "127.0.0.1", 0, num_ranks, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
@@ -101,7 +103,7 @@ class RankProcesses:
             place = RankPlace(rank=rank, num_ranks=num_ranks, port=self.store.port, timeout_s=timeout_s)
             child = _start_child(rank, settings.threads)
             self._children.append(child)
-            child.connection.send(RankStart(settings=settings, place=place))
+            child.connection.send(RankStart(kind=kind, settings=settings, place=place))
 
     @property
     def pids(self) -> list[int]:

@@ -12,15 +12,16 @@ import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
+from stages.engines.training.rank_model import RankModel
 from stages.engines.training.rank_processes import RankCall, RankReport, RankStart
-from stages.engines.training.rank_trainer import RankTrainer
+from stages.engines.training.trainer_kinds import trainer_class
 from stages.errors import ContractError, NumericsError
 
 
 def main() -> None:
     """Serve calls until the engine closes the connection or a call fails."""
     connection = Connection(int(sys.argv[1]))
-    trainer: RankTrainer | None = None
+    trainer: RankModel | None = None
     while True:
         try:
             message: RankStart | RankCall = connection.recv()
@@ -30,7 +31,7 @@ def main() -> None:
         report = RankReport()
         try:
             if isinstance(message, RankStart):
-                trainer = RankTrainer(message.settings, message.place)
+                trainer = trainer_class(message.kind)(message.settings, message.place)
             elif trainer is not None:
                 getattr(trainer, message.method)(*message.arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, the engine's process must hear of it

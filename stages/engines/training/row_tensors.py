@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.engines.protocol import ScoredTokens, TrainingRow
+from stages.engines.protocol import CriticRow, ScoredTokens, TrainingRow
 
-Row = ScoredTokens | TrainingRow
+Row = ScoredTokens | TrainingRow | CriticRow
 """Anything with a prompt, a completion and a temperature."""
 
 
@@ -50,6 +50,10 @@ class RowTensors:
             self.token_ids, self.positions, self.row_places, self.token_owners,
             self.hidden_index, self.targets, self.temperatures,
         )  # fmt: skip
+
+    def state_inputs(self) -> tuple[Tensor, ...]:
+        """Return what leads to the hidden states before completion tokens, in the order of `completion_states`."""
+        return (self.token_ids, self.positions, self.row_places, self.token_owners, self.hidden_index)
 
     def to_rows(self, values: Tensor) -> Tensor:
         """Spread values [N] over [B, T], 0 outside the mask; differentiable."""

@@ -42,7 +42,7 @@ def test_single_document_keys_parse_back(run: str, number: int, name: str) -> No
         layout.checkpoint_index(run): ParsedKey(kind=Kind.CHECKPOINT_INDEX, run=run),
         layout.lease(run, name): ParsedKey(kind=Kind.LEASE, run=run, name=name),
     }
-    assert len(expected) == 9
+    assert len(expected) == 10
     assert {key: layout.parse_key(key) for key in expected} == expected
 
 
@@ -61,6 +61,7 @@ def test_artefact_keys_parse_back(
         },
         layout.policy_folder(run, number): {"kind": Kind.POLICY, "number": number},
         layout.checkpoint_folder(run, number): {"kind": Kind.CHECKPOINT, "number": number},
+        layout.critic_folder(run, number): {"kind": Kind.CRITIC, "number": number},
         layout.metrics_folder(run): {"kind": Kind.METRICS},
     }
     for folder, fields in artefacts.items():

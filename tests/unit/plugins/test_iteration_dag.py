@@ -63,6 +63,30 @@ def test_dag_of_two_machines_has_a_row_per_queue_and_region_and_a_gate_before_tr
     assert found["sync.west"] == ["evaluate"]
 
 
+def test_ppo_has_a_row_per_task_side_by_side_as_in_the_papers_graph() -> None:
+    found = edges(ONE.model_copy(update={"algorithm": "ppo"}))
+    inference = ["critic_inference.q-a", "reference_inference.q-a", "reward_inference.q-a"]
+    training = ["critic_training.q-a", "train.q-a"]
+    assert found["generate.q-a"] == inference
+    assert all(found[row] == training for row in inference)
+    assert all(found[row] == ["commit_policy"] for row in training)
+    assert "infer.q-a" not in found
+
+
+def test_asynchronous_ppo_waits_for_its_turn_before_the_critics_values() -> None:
+    found = edges(TWO.model_copy(update={"algorithm": "ppo"}))
+    critic = ["critic_inference.q-a", "critic_inference.q-b"]
+    assert found["generate.q-a"] == [
+        "reference_inference.q-a", "reference_inference.q-b", "reward_inference.q-a", "reward_inference.q-b",
+        "wait_for_turn",
+    ]  # fmt: skip
+    assert set(critic) <= set(found["wait_for_turn"])
+    assert set(found["critic_inference.q-b"]) == {
+        "critic_training.q-a", "critic_training.q-b", "train.q-a", "train.q-b"
+    }  # fmt: skip
+    assert found["critic_inference.q-b"] == found["reward_inference.q-a"]
+
+
 def test_dag_settings_follow_from_the_staleness_bound() -> None:
     sync, asynchronous = build_run_dag(ONE), build_run_dag(TWO)
     assert (sync.max_active_runs, sync.max_consecutive_failed_dag_runs) == (1, 1)
@@ -85,7 +109,7 @@ def test_rows_run_on_their_machines_queue_and_root() -> None:
     assert (sync.queue, sync.stage_params, sync.request(0).root) == ("q-b", {"region": "west"}, "s3://west")
 
 
-@pytest.mark.parametrize("entry", [ONE, TWO])
+@pytest.mark.parametrize("entry", [ONE, TWO, TWO.model_copy(update={"algorithm": "ppo"})])
 def test_serialised_dag_is_the_same_in_every_process(entry: RunEntry) -> None:
     """No churn of DAG versions: the scheduler makes a new version whenever the serialised form differs."""
     script = (

@@ -48,7 +48,7 @@ def test_rows_of_a_failed_step_are_dumped_to_a_file_that_the_error_names(tmp_pat
     context = make_context(make_run(tmp_path), tmp_path, "train", 0)
 
     with pytest.raises(NumericsError, match="the rows are in") as caught:
-        _train(context, FaultyEngine(), prepare_rows(rows(), context.job, 0), [[0, 1]])
+        _train(context, FaultyEngine(), prepare_rows(rows(), context.job, 0), [[0, 1]], 0.0)
 
     (dumped,) = Path(caught.value.attributes["dump"]).read_text().splitlines()
     assert json.loads(dumped)["row_id"] == "0.0"
@@ -59,7 +59,7 @@ def test_skipped_step_is_counted_and_dumped(tmp_path: Path) -> None:
     context = make_context(make_run(tmp_path), tmp_path, "train", 0)
     prepared = prepare_rows(rows(), context.job, 0)
 
-    outcome = _train(context, SkippingEngine(), prepared, [[0, 1]])
+    outcome = _train(context, SkippingEngine(), prepared, [[0, 1]], 0.0)
 
     (dump,) = (tmp_path / "state-a0" / "dumps" / "r").iterdir()
     assert [json.loads(line)["row_id"] for line in dump.read_text().splitlines()] == ["0.1"]
@@ -73,7 +73,7 @@ def test_iteration_without_signal_makes_no_optimizer_step(tmp_path: Path) -> Non
     context = make_context(make_run(tmp_path), tmp_path, "train", 0)
     prepared = prepare_rows([row(0, 0, 1.0, version=0), row(0, 1, 1.0, version=0)], context.job, 0)
 
-    outcome = _train(context, FaultyEngine(), prepared, [])
+    outcome = _train(context, FaultyEngine(), prepared, [], 0.0)
 
     assert outcome is None
     metrics = training_metrics(prepared, outcome, nothing_taken())

@@ -151,6 +151,30 @@ def verl_advantages(seed: int) -> dict:
     }
 
 
+def verl_reinforce_pp(seed: int) -> dict:
+    """Token advantages of both forms; the KL is part of the token rewards, as verl's trainer hands them over."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([1, 5, 3, 6, 2, 4])
+    mask = (torch.arange(6) < lengths.unsqueeze(1)).double()
+    kl = 0.1 * torch.randn(6, 6, generator=generator, dtype=torch.float64) * mask
+    scores = torch.randn(6, generator=generator, dtype=torch.float64)
+    outcome = torch.zeros(6, 6, dtype=torch.float64)
+    outcome[torch.arange(6), lengths - 1] = scores
+    groups = np.array(["a", "a", "b", "b", "b", "a"], dtype=object)
+    plain, _ = core_algos.compute_reinforce_plus_plus_outcome_advantage(
+        outcome - 0.5 * kl, mask, config=SimpleNamespace(gamma=1.0)
+    )
+    baseline, _ = core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage(outcome, mask, groups)
+    return {
+        "lengths": lengths.tolist(),
+        "scores": scores.tolist(),
+        "kl": kl.tolist(),
+        "groups": groups.tolist(),
+        "plain": plain.tolist(),
+        "baseline": baseline.tolist(),
+    }
+
+
 def verl_gae(seed: int) -> dict:
     generator = torch.Generator().manual_seed(seed)
     rewards = torch.randn(4, 8, generator=generator, dtype=torch.float64)
@@ -242,6 +266,7 @@ def main() -> None:
         "losses": cases,
         "verl_advantages": verl_advantages(12),
         "verl_gae": verl_gae(13),
+        "verl_reinforce_pp": verl_reinforce_pp(16),
         "verl_value_loss": verl_values(14),
         "verl_kl": verl_kl(15),
         "trl_advantages": {name: trl_advantages(name) for name in ("group", "none", "batch")},

@@ -16,6 +16,7 @@ from stages.rl.gae import gae  # noqa: E402
 from stages.rl.kl import kl_per_token  # noqa: E402
 from stages.rl.losses import PolicyBatch, policy_loss  # noqa: E402
 from stages.rl.spec import AdvantageSpec, GrpoSpec  # noqa: E402
+from stages.rl.token_targets import TokenBatch, token_targets  # noqa: E402
 from stages.rl.value_loss import value_loss  # noqa: E402
 
 pytestmark = pytest.mark.engines
@@ -75,6 +76,36 @@ def test_advantages_of_interleaved_groups_equal_those_of_verl(key: str, spec: Ad
     rewards = np.array(case["rewards"])
     ours = estimate_advantages(rewards, np.ones(rewards.size, bool), case["groups"], spec)
     np.testing.assert_allclose(ours.values, case[key], rtol=1e-5, atol=1e-6)
+
+
+def reinforce_pp(key: str, spec: AdvantageSpec, kl_weight: float) -> np.ndarray:
+    case = GOLDENS["verl_reinforce_pp"]
+    scores = np.array(case["scores"])
+    rewards = estimate_advantages(scores, np.ones(scores.size, bool), case["groups"], spec).values
+    policy = [np.array(row[:length]) for row, length in zip(case["kl"], case["lengths"], strict=True)]
+    batch = TokenBatch(
+        rewards=rewards, kept=np.ones(scores.size, bool), policy_logprobs=policy,
+        reference_logprobs=[np.zeros(length) for length in case["lengths"]],
+    )  # fmt: skip
+    found = token_targets(batch, discount=1.0, gae_lambda=1.0, kl_estimator="k1", kl_weight=kl_weight, is_whitened=True)
+    # verl divides by the sample deviation (n - 1), we by that of the tokens themselves (n), as the paper writes it.
+    num_tokens = found.mask.sum()
+    np.testing.assert_allclose(
+        found.advantages * ((num_tokens - 1) / num_tokens) ** 0.5, case[key], rtol=1e-6, atol=1e-7
+    )
+    return found.advantages
+
+
+def test_reinforce_pp_advantages_with_penalty_in_the_reward_equal_those_of_verl() -> None:
+    found = reinforce_pp("plain", AdvantageSpec(estimator="reinforce_pp", normalisation="none"), kl_weight=0.5)
+    assert len({round(float(value), 9) for value in found[3]}) == 6  # every token its own
+
+
+def test_reinforce_pp_baseline_advantages_equal_those_of_verl() -> None:
+    found = reinforce_pp(
+        "baseline", AdvantageSpec(estimator="reinforce_pp_baseline", normalisation="none"), kl_weight=0.0
+    )
+    assert len({round(float(value), 9) for value in found[3]}) == 1
 
 
 @pytest.mark.parametrize(("scale", "normalisation"), [("group", "std"), ("none", "none"), ("batch", "batch_std")])

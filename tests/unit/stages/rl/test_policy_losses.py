@@ -18,9 +18,10 @@ from stages.rl.masks import masked_mean, masked_sum  # noqa: E402
 from stages.rl.spec import GrpoSpec  # noqa: E402
 from stages.rl.surrogate import clipped_surrogate  # noqa: E402
 from stages.rl.value_loss import value_loss  # noqa: E402
+from stages.rl.variants.registry import VARIANTS  # noqa: E402
 
 pytestmark = pytest.mark.engines
-LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "rloo"]
+LOSSES = sorted(VARIANTS)
 
 
 def test_n4_masked_mean_of_nothing_is_zero_and_nan_outside_stays_outside() -> None:

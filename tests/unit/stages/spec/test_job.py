@@ -89,7 +89,7 @@ def test_rules_across_sections_are_checked_although_an_optional_section_is_fault
         (
             "algorithm: grpo\nmode: sync\nmodels:",
             "algorithm: ppo\nmode: sync\nmodels:\n  critic: {shape: qwen3-0.6b}",
-            "algorithm is ppo, but the training engines make GRPO steps only",
+            "models.critic.shape.vocab is 151936, but models.actor.shape.vocab is 16",
         ),
         ("held_out_fraction: 0.1", "held_out_fraction: 0.0", "data.held_out_fraction is 0 without"),
         ("  held_out_fraction: 0.1", "  max_prompt_tokens: 9\n  held_out_fraction: 0.1", "data.max_prompt_tokens is 9"),

@@ -87,6 +87,36 @@ def test_n16_training_does_not_depend_on_the_micro_batch_size(model_dir, aggrega
     assert_equal_training(results[0], results[2])
 
 
+def with_token_advantages(rows):
+    return [
+        replace(row, token_advantages=[row.advantage + 0.3 * place for place in range(len(row.completion_token_ids))])
+        for row in rows
+    ]
+
+
+def test_n16_training_on_token_advantages_depends_on_neither_micro_batches_nor_ranks(model_dir):
+    rows = with_token_advantages(training_rows(11))
+    request = training_request(rows, grpo=GrpoSpec(loss="ppo"))
+    whole = train_and_close(model_dir, replace(request, micro_batch_tokens=100_000))
+    assert_equal_training(whole, train_and_close(model_dir, replace(request, micro_batch_tokens=1)))
+    assert_equal_training(whole, train_and_close(model_dir, request, num_processes=2))
+
+
+def test_equal_token_advantages_are_the_advantage_of_the_response(model_dir):
+    rows = training_rows(6)
+    by_token = [replace(row, token_advantages=[row.advantage] * len(row.completion_token_ids)) for row in rows]
+    left = train_and_close(model_dir, training_request(rows))
+    right = train_and_close(model_dir, training_request(by_token))
+    assert_equal_training(left, right)
+
+
+def test_token_advantages_of_another_length_are_named(make_engine):
+    rows = training_rows(2)
+    rows[1] = replace(rows[1], token_advantages=[0.0] * (len(rows[1].completion_token_ids) + 1))
+    with pytest.raises(ContractError, match="token_advantages for"):
+        make_engine().train(training_request(rows))
+
+
 def reference_step(model_dir: Path, rows, optimizer: OptimizerSpec):
     """One on-policy GRPO step in plain torch: whole logits, one row at a time, torch's own AdamW."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)

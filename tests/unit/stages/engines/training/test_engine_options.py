@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="needs the engines' environment")
 
 
 from stages.engines.training.engine_options import num_ranks_of, parse_options, settings_of
-from stages.engines.training.rank_trainer import TrainerSettings
+from stages.engines.training.rank_model import TrainerSettings
 from stages.errors import EngineUnavailableError, SpecFaultsError
 from tests.helpers.training_cases import training_launch
 

@@ -1,0 +1,191 @@
+"""What every rank of a training engine does, whatever its model is for: weights, optimizer, resume point.
+
+All ranks call the same method with the same arguments at the same time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from stages.engines.training.batching import pack_micro_batches, split_over_ranks
+from stages.engines.training.parameter_groups import make_adamw
+from stages.engines.training.policy_files import read_weights_into, write_serving_directory
+from stages.engines.training.ranks import RankPlace, Ranks
+from stages.engines.training.resume_point import (
+    TrainerCounts,
+    read_random_state,
+    read_trainer_files,
+    write_random_state,
+    write_trainer_files,
+)
+from stages.engines.training.row_tensors import Row, RowTensors, make_row_tensors, row_length
+from stages.engines.training.start_logprobs import StartLogprobs
+from stages.errors import ContractError, NumericsError
+
+Precision = Literal["fp32", "bf16-mixed", "bf16"]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """What every rank needs to know; plain values, so that they can be sent to another process."""
+
+    model_dir: str
+    """Hugging Face directory of the first weights, the config and the tokenizer."""
+    precision: Precision = "fp32"
+    """`fp32`; `bf16-mixed`: fp32 weights, bf16 products; `bf16`: bf16 weights, gradients and moments (steps under 1/256
+    of a weight are lost to rounding)."""
+    serving_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type of saved weights."""
+    is_recomputing: bool = False
+    """Whether activations are recomputed in the backward pass."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 1
+    """Torch threads of this rank."""
+    seed: int = 0
+    """Seed of this engine's random numbers."""
+    logits_chunk_tokens: int = 1024
+    """Tokens whose logits exist at once."""
+    score_batch_tokens: int = 16384
+    """Padded tokens per forward pass without gradients."""
+
+
+class RankModel:
+    """One rank's copy of the weights and of the optimizer; the base of the trainers."""
+
+    def __init__(self, settings: TrainerSettings, place: RankPlace, store: Any = None) -> None:  # noqa: ANN401
+        """Load the model and meet the other ranks."""
+        self.settings = settings
+        mixed = "bf16" if settings.precision == "bf16-mixed" else "no"
+        self.ranks = Ranks(place, device=settings.device, mixed_precision=mixed, store=store)
+        torch.set_num_threads(settings.threads)
+        torch.manual_seed(settings.seed * 1_000_003 + place.rank)
+        module = self.load_module(_DTYPES.get(settings.precision, torch.float32))
+        self.model: Any = module.model
+        self.module: Any = self.ranks.accelerator.prepare_model(module)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self.counts = TrainerCounts()
+
+    def load_module(self, dtype: torch.dtype) -> Any:  # noqa: ANN401 - a module whose `model` is transformers'
+        """Return the module that the ranks wrap."""
+        raise NotImplementedError
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding: token ids are below it."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    def load_weights(self, directory: str) -> None:
+        """Replace the weights and forget optimizer and counts."""
+        read_weights_into(self.model, Path(directory))
+        self._optimizer, self.counts = None, TrainerCounts()
+        self.ranks.barrier()
+
+    def load_checkpoint(self, policy_dir: str, trainer_dir: str | None) -> None:
+        """Replace weights and, from `trainer_dir`, optimizer, counts and random states."""
+        self.load_weights(policy_dir)
+        if trainer_dir is not None:
+            self.counts = read_trainer_files(Path(trainer_dir), self.model, self.optimizer)
+            read_random_state(Path(trainer_dir), self.ranks.place.rank)
+        self.ranks.barrier()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """AdamW; made on first use, so that an engine that only scores has none."""
+        if self._optimizer is None:
+            self._optimizer = make_adamw(self.model)
+        return self._optimizer
+
+    def save(self, policy_dir: str, trainer_dir: str, policy_version: int) -> None:
+        """Write serving weights and resume point; each directory appears at once, when it is complete."""
+        serving = _DTYPES[self.settings.serving_dtype]
+        is_rounded = serving != self.model.dtype
+        final = (Path(policy_dir), Path(trainer_dir))
+        with _staged(final, self.ranks) as (policy, trainer):
+            write_random_state(trainer, self.ranks.place.rank)
+            if self.ranks.place.rank == 0:
+                write_serving_directory(self.model, Path(self.settings.model_dir), policy, serving)
+                write_trainer_files(
+                    trainer, self.model, self.optimizer, self.counts, has_weights=is_rounded,
+                    num_ranks=self.ranks.place.num_ranks, policy_version=policy_version,
+                )  # fmt: skip
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        self.ranks.close()
+
+    def numbers_of(self, bare: nn.Module, tensors: RowTensors) -> torch.Tensor:
+        """Return one number per completion token of a batch, [N], without gradient; runs under autocast."""
+        raise NotImplementedError
+
+    def score_into(self, scores: StartLogprobs, rows: Sequence[Row], row_indices: Sequence[int]) -> None:
+        """Compute the numbers of some rows, each on one rank, and share them."""
+        if not row_indices:
+            return
+        lengths = [row_length(row) for row in rows]
+        mine = split_over_ranks(row_indices, lengths, self.ranks.place.num_ranks)[self.ranks.place.rank]
+        prompts = [tuple(row.prompt_token_ids) for row in rows]
+        for pack in pack_micro_batches(mine, lengths, self.settings.score_batch_tokens, prompts):
+            tensors = make_row_tensors([rows[row] for row in pack], self.ranks.device)
+            # The wrapped module would count a forward pass without a backward one; autocast is set here instead.
+            with torch.no_grad(), self.ranks.accelerator.autocast():
+                flat = self.numbers_of(self._bare_module(), tensors)
+            scores.put(pack, flat)
+        scores.share(row_indices, self.ranks)
+
+    def _bare_module(self) -> Any:  # noqa: ANN401 - what `load_module` made
+        return self.ranks.accelerator.unwrap_model(self.module, keep_fp32_wrapper=True)
+
+    def stop_after_too_many(self, limit: int, skipped: Sequence[str]) -> None:
+        """Give up when too many optimizer steps in a row were skipped.
+
+        Args:
+            limit: Non-finite steps in a row that are too many.
+            skipped: Rows of the skipped steps.
+
+        Raises:
+            NumericsError: There were as many as `limit`.
+        """
+        count = self.counts.non_finite_in_a_row
+        if count < limit:
+            return
+        raise NumericsError(
+            f"loss or gradient was not finite in {count} optimizer steps in a row (allowed: fewer than {limit}), last "
+            f"in step {self.counts.optimizer_step - 1}: look at the rows named in row_ids, lower the learning rate, or "
+            "resume from an earlier policy version",
+            row_ids=list(skipped),
+            optimizer_step=self.counts.optimizer_step - 1,
+            num_steps=count,
+        )
+
+
+@contextmanager
+def _staged(final: tuple[Path, Path], ranks: Ranks) -> Iterator[tuple[Path, Path]]:
+    """Directories beside the final ones, renamed by rank 0 when all ranks have written; removed on failure."""
+    staged = (final[0].with_name(f".{final[0].name}.partial"), final[1].with_name(f".{final[1].name}.partial"))
+    if ranks.place.rank == 0:
+        for path, stage in zip(final, staged, strict=True):
+            if path.exists():
+                raise ContractError(f"{path} exists already: save writes fresh directories only", path=str(path))
+            shutil.rmtree(stage, ignore_errors=True)
+            stage.mkdir(parents=True)
+    ranks.barrier()
+    try:
+        yield staged
+        ranks.barrier()
+        if ranks.place.rank == 0:
+            for path, stage in zip(final, staged, strict=True):
+                stage.rename(path)
+        ranks.barrier()
+    finally:
+        if ranks.place.rank == 0:
+            for stage in staged:
+                shutil.rmtree(stage, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Named variants of policy optimisation: one file each, joined in `registry`."""
