@@ -96,7 +96,9 @@ def build_record(context: StageContext) -> IterationRecord:
     metrics, counts = rollout_metrics(rows, consumed)
     counts = {**training["counts"], **counts}
     times = stage_times(read_results(context.state_dir, context.run.name, k))
-    troubles = troubles_of(rows, counts["groups"], counts["groups_zero_variance"])
+    troubles = troubles_of(
+        rows, counts["groups"], counts["groups_zero_variance"], training["counts"]["groups_in_batch"]
+    )
     metrics |= _optimizer_metrics(training["optimizer_steps"])
     metrics |= _evaluation_metrics(context, k) | _kl_metrics(training)
     metrics |= _lag_metrics(context, training, times)

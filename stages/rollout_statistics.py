@@ -14,6 +14,7 @@ ALL_TRUNCATED: Final = "all_truncated"
 CONSTANT_REWARD: Final = "constant_reward"
 NO_SIGNAL: Final = "no_signal"
 NO_REWARD: Final = "no_reward"
+ALL_STALE: Final = "all_stale"
 """Troubles: what is wrong when it lasts."""
 
 TRUNCATED_SHARE: Final = 0.95
@@ -23,6 +24,8 @@ TROUBLE_WORDS: Final[Mapping[str, str]] = {
     ALL_TRUNCATED: "nearly every completion is cut at the length limit; raise lengths.response",
     CONSTANT_REWARD: "all rewards are equal; look at the verifier's verdicts with `motley rollouts show`",
     NO_SIGNAL: "no prompt group has different rewards, so nothing is learned; the task is too easy or too hard",
+    ALL_STALE: "every prompt group was over max_staleness when its turn came, so nothing was trained on; raise "
+    "max_staleness, or lower asynchrony.generate_ahead",
     NO_REWARD: "no completion has a reward; look at the reward status and errors with `motley rollouts show`",
 }
 """Trouble in words, with the remedy."""
@@ -70,17 +73,22 @@ def rollout_metrics(
     return metrics, counts
 
 
-def troubles_of(rows: Sequence[Mapping[str, Any]], num_groups: int, num_zero_variance: int) -> list[str]:
+def troubles_of(
+    rows: Sequence[Mapping[str, Any]], num_groups: int, num_zero_variance: int, num_in_batch: int
+) -> list[str]:
     """Return the names of what is wrong with an iteration's rows.
 
     Args:
         rows: As for `rollout_metrics`.
         num_groups: Prompt groups with a reward.
         num_zero_variance: Groups among them whose rewards are all equal.
+        num_in_batch: Groups that were trained on, or would have been but for their rewards; the others were too old.
     """
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     truncated = sum(row["finish_reason"] == FinishReason.LENGTH for row in rows)
     found = []
+    if not num_in_batch:
+        found.append(ALL_STALE)
     if rows and truncated >= TRUNCATED_SHARE * len(rows):
         found.append(ALL_TRUNCATED)
     if not rewards:

@@ -45,11 +45,12 @@ def test_metrics_of_nothing_are_undefined_and_never_nan() -> None:
 
 
 def test_troubles_name_what_is_wrong() -> None:
-    """M9, R9, N7."""
-    assert troubles_of([row(None, finish="length")] * 2, 0, 0) == ["all_truncated", "no_reward"]
-    assert troubles_of([row(-5.0)] * 4, 2, 2) == ["constant_reward", "no_signal"]
-    assert troubles_of([row(0.0), row(0.0), row(1.0), row(1.0)], 2, 2) == ["no_signal"]
-    assert troubles_of([row(0.0), row(1.0)], 1, 0) == []
+    """M9, R9, N7; T9: a run whose rollouts are all too old goes on, and says so."""
+    assert troubles_of([row(None, finish="length")] * 2, 0, 0, 1) == ["all_truncated", "no_reward"]
+    assert troubles_of([row(-5.0)] * 4, 2, 2, 2) == ["constant_reward", "no_signal"]
+    assert troubles_of([row(0.0), row(0.0), row(1.0), row(1.0)], 2, 2, 2) == ["no_signal"]
+    assert troubles_of([row(0.0), row(1.0)], 1, 0, 1) == []
+    assert troubles_of([row(0.0), row(1.0)], 0, 0, 0) == ["all_stale"]
 
 
 def test_alarm_needs_the_same_trouble_in_consecutive_iterations() -> None:
