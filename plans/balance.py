@@ -169,12 +169,29 @@ def balance_layers(
             f"{num_layers} layers cannot be cut into {stages} stages that hold at most {limit} layers; "
             "use fewer stages or GPUs with more memory."
         )
-    shares = [1] * stages
-    heap = [(2 * layer_s[j] + extra[j], j) for j in range(stages) if limit[j] > 1]
+    shares = _certain_layers(num_layers, layer_s, extra, limit)
+    heap = [((shares[j] + 1) * layer_s[j] + extra[j], j) for j in range(stages) if limit[j] > shares[j]]
     heapq.heapify(heap)
-    for _ in range(num_layers - stages):
+    for _ in range(num_layers - sum(shares)):
         _, j = heapq.heappop(heap)
         shares[j] += 1
         if shares[j] < limit[j]:
             heapq.heappush(heap, ((shares[j] + 1) * layer_s[j] + extra[j], j))
     return tuple(shares)
+
+
+def _certain_layers(
+    num_layers: int, layer_s: Sequence[float], extra: Sequence[float], limit: Sequence[int]
+) -> list[int]:
+    """Return layers that the greedy rule of `balance_layers` gives in any case: those that end before a fluid cut.
+
+    The rule takes layers in the order of their finish times, so it takes every layer that ends before a time at which
+    no more than `num_layers` of them end. One layer per stage where that can't be told.
+    """
+    ones = [1] * len(layer_s)
+    if not all(0.0 < seconds < math.inf for seconds in layer_s):
+        return ones
+    rate = math.fsum([1.0 / seconds for seconds in layer_s])
+    cut = (num_layers + math.fsum([e / s for e, s in zip(extra, layer_s, strict=True)])) / rate * (1.0 - 1e-9)
+    shares = [max(1, min(most, math.floor((cut - e) / s))) for e, s, most in zip(extra, layer_s, limit, strict=True)]
+    return shares if sum(shares) <= num_layers else ones

@@ -23,7 +23,7 @@ from plans.search.evolution import ArmState, EvolutionSettings
 from plans.search.genome import Genome
 from plans.search.pricing import Pricer
 from plans.search.problem import Problem
-from plans.search.seeds import stream
+from plans.search.seeds import draws
 from plans.spec.job import Algorithm, Mode
 from plans.testbeds.jobs import hetrl_job
 from plans.testbeds.registry import find_testbed
@@ -81,7 +81,7 @@ def _measure(testbed: str, size: str, algorithm: str, mode: str, *, model: str, 
 
 def _neighbours(workshop: Workshop, states: list[ArmState], count: int) -> list[Genome]:
     """Return candidates that are one mutation from the best of an arm, arms in blocks."""
-    rng = stream(0, "evaluations_per_second")
+    rng = draws(0, "evaluations_per_second")
     best = [state.best[1] for state in states if state.best is not None]
     share = -(-count // len(best))
     found = [workshop.evolution.mutate(genome, rng) for genome in best for _ in range(share)]

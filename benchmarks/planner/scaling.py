@@ -1,5 +1,8 @@
 """Search against cluster size, 64 to 4,096 GPUs: time to within 2 % of the best known, memory, ratio to baselines.
 
+Budgets are processor seconds of one process (wall-clock seconds with several workers). Results are written after every
+run.
+
 python -m benchmarks.planner.scaling                 # 64, 256, 1,024, 4,096 GPUs, 120 s each, 3 seeds
 python -m benchmarks.planner.scaling --small         # 64 and 256 GPUs, 10 s, 1 seed
 """
@@ -39,16 +42,23 @@ def main() -> None:
                 trial = Trial(
                     testbed=f"scaling-{size}", size="8b", algorithm=arguments.algorithm, mode=arguments.mode,
                     method=method, budget=budget, seed=seed, workers=arguments.workers if method == "sha-ea" else 1,
+                    processor_time=method != "sha-ea" or arguments.workers == 1,
                 )  # fmt: skip
                 row = run_trial(trial) | {"num_gpus": size}
                 row.pop("plan", None)
                 print(size, method, seed, row["iteration_s"], flush=True)
                 rows.append(row)
+                _write(arguments, rows, {"budget": budget, "seeds": seeds})
+
+
+def _write(arguments: argparse.Namespace, rows: list[dict[str, Any]], used: dict[str, Any]) -> None:
+    """Write what there is so far, so that an interrupted campaign leaves it."""
+    sizes = list(dict.fromkeys(row["num_gpus"] for row in rows))
     table = markdown(
         ("GPUs", "best sha-ea (s)", "to within 2 % (s)", "first plan (s)", "evaluations", "peak GB", *BASELINES),
         [_summary(rows, size) for size in sizes],
     )
-    settings = {key: str(value) for key, value in vars(arguments).items()} | {"budget": budget, "seeds": seeds}
+    settings = {key: str(value) for key, value in vars(arguments).items()} | used
     write_result("scaling", settings, rows, table, out=arguments.out)
 
 

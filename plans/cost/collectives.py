@@ -8,6 +8,7 @@ answer is never better than the truth (`RingSolution.is_proved` tells).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -214,7 +215,12 @@ class LinkTimes:
         # Nested lists: reading one element of them is several times faster than of an array.
         self._latency: list[list[float]] = latency_s.tolist()
         self._inverse: list[list[float]] = s_per_byte.tolist()
-        self._rings: BoundedCache[tuple[tuple[int, ...], float], float] = BoundedCache(RINGS_KEPT)
+        # Links by class (latency, seconds per byte): the best ring depends on the order of the classes' times only.
+        classes = np.unique(np.stack([latency_s.ravel(), s_per_byte.ravel()], axis=1), axis=0)
+        self._classes: tuple[FloatArray, FloatArray] = (classes[:, 0].copy(), classes[:, 1].copy())
+        self._order_ids: dict[bytes, int] = {}
+        self._orders: BoundedCache[tuple[float, int], int] = BoundedCache(RINGS_KEPT)
+        self._rings: BoundedCache[tuple[tuple[int, ...], int], tuple[float, float]] = BoundedCache(RINGS_KEPT)
         self._pairs: BoundedCache[tuple[frozenset[int], frozenset[int], float], float] = BoundedCache(RINGS_KEPT)
 
     def ring_s(self, machines: tuple[int, ...], num_bytes: float) -> float:
@@ -222,23 +228,39 @@ class LinkTimes:
 
         The time of an edge is alpha + bytes / beta, with alpha once or 2(n - 1) times.
         """
-        key = (machines, num_bytes)
-        value = self._rings.get(key)
-        if value is None:
-            value = self._solve(machines, num_bytes)
-            self._rings.put(key, value)
-        return value
-
-    def _solve(self, machines: tuple[int, ...], num_bytes: float) -> float:
         if len(machines) == 1:
             return 0.0
         steps = 2 * (len(machines) - 1) if self.latency_per_step else 1
+        key = (machines, self._order(num_bytes, steps))
+        slowest = self._rings.get(key)
+        if slowest is None:
+            slowest = self._solve(machines, num_bytes, steps)
+            self._rings.put(key, slowest)
+        latency_s, s_per_byte = slowest
+        return steps * latency_s + num_bytes * s_per_byte
+
+    def _order(self, num_bytes: float, steps: int) -> int:
+        """Return a number for the order, with ties, of the link classes' times for a message."""
+        found = self._orders.get((num_bytes, steps))
+        if found is None:
+            latency_s, s_per_byte = self._classes
+            _, rank = np.unique(steps * latency_s + num_bytes * s_per_byte, return_inverse=True)
+            found = self._order_ids.setdefault(rank.tobytes(), len(self._order_ids))
+            self._orders.put((num_bytes, steps), found)
+        return found
+
+    def _solve(self, machines: tuple[int, ...], num_bytes: float, steps: int) -> tuple[float, float]:
+        """Return latency and seconds per byte of the slowest edge of the best ring."""
         counts = Counter(machines)
         places = list(counts)
         cost = self.edge_matrix(places, num_bytes, steps)
         solution = best_ring(list(counts.values()), cost)
         self.rings_proved = self.rings_proved and solution.is_proved
-        return solution.bottleneck_s
+        slowest_s = solution.bottleneck_s
+        if not np.isfinite(slowest_s):
+            return math.inf, 0.0
+        a, b = divmod(int(np.argmax(cost == slowest_s)), len(places))
+        return self._latency[places[a]][places[b]], self._inverse[places[a]][places[b]]
 
     def edge_matrix(self, machines: Sequence[int], num_bytes: float, steps: int = 1) -> FloatArray:
         """Return seconds over the edges between machines [k, k]."""

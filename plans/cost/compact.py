@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from plans.cost.lineup import Lineup, lineup_of
 from plans.plan import PipelineStage, Plan, Replica, TaskGroup, TaskPlan
 from plans.spec.cluster import Cluster, ClusterView
 from plans.spec.job import Job
@@ -71,6 +72,23 @@ class CompactTask:
     def stages(self) -> list[list[tuple[int, ...]]]:
         """GPU indices per replica and stage, as tuples."""
         return [[tuple(stage) for stage in replica] for replica in self.gpus.tolist()]
+
+    def with_samples(self, samples: tuple[int, ...]) -> CompactTask:
+        """Return the placement with other samples per replica [dp]; everything that was worked out stays shared."""
+        other: CompactTask = object.__new__(CompactTask)
+        other.__dict__.update(self.__dict__)
+        other.__dict__.pop("key", None)
+        other.__dict__["samples"] = samples
+        return other
+
+    def lineup(self, machine_of: list[int]) -> Lineup:
+        """Return the machines of its stages, given the machine of each GPU [N]; kept for one cluster."""
+        kept: tuple[list[int], Lineup] | None = self.__dict__.get("_lineup")
+        if kept is None or kept[0] is not machine_of:
+            _, pp, tp = self.gpus.shape
+            kept = (machine_of, lineup_of(machine_of, self.flat.tolist(), pp, tp))
+            self.__dict__["_lineup"] = kept
+        return kept[1]
 
     @cached_property
     def flat(self) -> GpuGrid:

@@ -1,7 +1,8 @@
 """Fast pricing of compact plans for searches: the same numbers as `price`, with everything kept that recurs.
 
-What is kept: per task and placement its cost and memory; per group and contents its memory outcome; per stage (a
-tuple of GPUs) its slowest chip and its ring. Changing one group of a plan re-prices that group's tasks only.
+What is kept: per task and placement its cost and memory; per group and contents its memory outcome; per replica (a
+row of machines with layers) its seconds per unit of work. Changing one task of a plan re-prices that task only, and
+replicas on machines that were seen before need little more than a look-up.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from plans.cost.cache import BoundedCache, entries_for
 from plans.cost.collectives import LinkTimes
 from plans.cost.compact import CompactPlan, CompactTask
 from plans.cost.fast_memory import FastMemory
-from plans.cost.fast_task import FastTaskCost, FastTaskPricer
+from plans.cost.fast_task import FastTaskPricer
+from plans.cost.fast_transfer import FastTransfer
 from plans.cost.iteration import PhaseTimes, combine
+from plans.cost.lineup import Lineup
 from plans.cost.model import CostModel
 from plans.cost.price import link_times
-from plans.cost.terms import build_terms
-from plans.cost.transfer import WeightLine, transfer_s
-from plans.spec.cluster import Cluster
+from plans.cost.terms import TaskTerms, build_terms
+from plans.cost.transfer import WeightLine
+from plans.spec.cluster import Cluster, ClusterView
 from plans.spec.job import Job
 from plans.workflow import RlTask, shape_of, workflow_of
 
@@ -66,16 +69,17 @@ class PlanEvaluator:
         self.terms = {task: build_terms(self.view, job, task, model) for task in self.tasks}
         self.memory = FastMemory(self.view, job)
         self.evaluations = 0
-        self._line = WeightLine.of(shape_of(job, RlTask.ACTOR_TRAINING), job.weight_bytes_per_parameter)
-        self._pricers = {task: FastTaskPricer(self.view, self.links, terms) for task, terms in self.terms.items()}
-        self._costs: BoundedCache[Hashable, FastTaskCost] = BoundedCache(entries_for(self.view.num_gpus))
+        line = WeightLine.of(shape_of(job, RlTask.ACTOR_TRAINING), job.weight_bytes_per_parameter)
+        self._transfer = FastTransfer(line, self.view, self.links, model)
+        self._machine_of: list[int] = self.view.machine_of.tolist()
+        self._pricers = _shared_pricers(self.view, self.links, self.terms)
+        self._costs: BoundedCache[Hashable, float] = BoundedCache(entries_for(self.view.num_gpus))
         self._transfers: BoundedCache[Hashable, float] = BoundedCache(entries_for(self.view.num_gpus))
 
     def evaluate(self, plan: CompactPlan) -> Evaluation:
         """Return the price of a plan; its tasks must be exactly those of the job."""
         self.evaluations += 1
         tasks = plan.tasks
-        generation, training = tasks[RlTask.ACTOR_GENERATION], tasks[RlTask.ACTOR_TRAINING]
         overflow = 0.0
         batches: tuple[int, ...] = ()
         rooms: tuple[int, ...] = ()
@@ -85,42 +89,63 @@ class PlanEvaluator:
             overflow += outcome.overflow_bytes
             for task in group:
                 group_of[task] = index
-            if RlTask.ACTOR_GENERATION in group:
+            if outcome.decode_batches:
                 batches, rooms = outcome.decode_batches, outcome.decode_rooms
         task_s = {}
         for task in self.tasks:
             decode = batches if task is RlTask.ACTOR_GENERATION else ()
-            task_s[task] = self.task_cost(task, tasks[task], decode).total_s
-        moved_s = self.transfer_s(training, generation)
+            task_s[task] = self.task_s(task, tasks[task], decode)
+        moved_s = self.transfer_s(tasks[RlTask.ACTOR_TRAINING], tasks[RlTask.ACTOR_GENERATION])
         phases = combine(self.job.mode, task_s, group_of, moved_s, self.model.eta)
         return Evaluation(phases.iteration_s, overflow, phases, task_s, batches, rooms)
 
-    def task_cost(self, task: RlTask, placement: CompactTask, decode_batches: tuple[int, ...] = ()) -> FastTaskCost:
-        """Return the cost of one task on a placement; generation needs its decode batches."""
-        key = (task, placement.key, decode_batches)
-        cost = self._costs.get(key)
-        if cost is None:
-            cost = self._pricers[task].cost(placement, decode_batches)
-            self._costs.put(key, cost)
-        return cost
+    def task_s(self, task: RlTask, placement: CompactTask, decode_batches: tuple[int, ...] = ()) -> float:
+        """Return the seconds of one task on a placement; generation needs its decode batches."""
+        pricer = self._pricers[task]
+        key = (pricer, placement.key, decode_batches)
+        seconds = self._costs.get(key)
+        if seconds is None:
+            lineup, mbs = placement.lineup(self._machine_of), placement.micro_batch_size
+            seconds = pricer.task_s(lineup, placement.layers, mbs, placement.samples, decode_batches)
+            self._costs.put(key, seconds)
+        return seconds
+
+    def pricer_of(self, task: RlTask) -> FastTaskPricer:
+        """Return the pricer of a task's replicas; tasks with equal constants share one."""
+        return self._pricers[task]
+
+    def lineup(self, placement: CompactTask) -> Lineup:
+        """Return the machines of a placement's stages."""
+        return placement.lineup(self._machine_of)
 
     def replica_s(self, task: RlTask, placement: CompactTask, index: int, samples: int, decode_batch: int = 1) -> float:
         """Return the seconds of one replica with so many samples, without the gradient all-reduce."""
-        return self._pricers[task].replica_s(placement, index, samples, decode_batch)
+        row, mbs = self.lineup(placement).rows[index], placement.micro_batch_size
+        return self._pricers[task].replica_s(row, placement.layers, mbs, placement.tp, samples, decode_batch)
 
     def stage_totals(
         self, task: RlTask, placement: CompactTask, index: int, decode_batch: int = 1
     ) -> tuple[float, ...]:
         """Return the seconds of each stage of one replica."""
-        return self._pricers[task].stage_totals(placement, index, decode_batch)
+        row, mbs, samples = self.lineup(placement).rows[index], placement.micro_batch_size, placement.samples[index]
+        return self._pricers[task].stage_totals(row, placement.layers, mbs, placement.tp, samples, decode_batch)
 
     def transfer_s(self, training: CompactTask, generation: CompactTask) -> float:
         """Return C_reshard or C_sync between two placements."""
         key = (training.grid_key, generation.grid_key)
         seconds = self._transfers.get(key)
         if seconds is None:
-            from_slots = [list(zip(training.layers, stages, strict=True)) for stages in training.stages]
-            to_slots = [list(zip(generation.layers, stages, strict=True)) for stages in generation.stages]
-            seconds = transfer_s(self._line, self.view, self.links, self.model, from_slots, to_slots)
+            seconds = self._transfer.seconds(training, generation)
             self._transfers.put(key, seconds)
         return seconds
+
+
+def _shared_pricers(
+    view: ClusterView, links: LinkTimes, terms: Mapping[RlTask, TaskTerms]
+) -> dict[RlTask, FastTaskPricer]:
+    """Return a pricer per task, one for all tasks whose constants are equal (two inference tasks often are)."""
+    pricers: dict[RlTask, FastTaskPricer] = {}
+    for task, own in terms.items():
+        twin = next((other for other in pricers if own.prices_like(terms[other])), None)
+        pricers[task] = FastTaskPricer(view, links, own) if twin is None else pricers[twin]
+    return pricers

@@ -15,11 +15,13 @@ from plans.spec.job import Job
 from plans.workflow import RlTask, TaskKind, workflow_of
 
 
-class TaskletBytes(NamedTuple):
-    """Bytes of one task's tasklets, in the order of `CompactTask.flat`."""
+class TaskBytes(NamedTuple):
+    """Bytes of one task's tasklets by GPU [N]; 0 on GPUs that it does not use."""
 
-    model: FloatArray
+    resident: FloatArray
+    """Weights, and gradients and states when training."""
     working: FloatArray
+    """Working set; of generation without its key/value cache, which depends on what else is resident."""
 
 
 class GroupMemory(NamedTuple):
@@ -39,97 +41,155 @@ class FastMemory:
         self._models = {task: TaskMemory(job, task) for task in workflow_of(job).tasks}
         self._capacity = view.memory_bytes - view.reserve_bytes
         self._usable = np.minimum(job.generation.memory_fraction * view.memory_bytes, self._capacity)
-        self._tasks: BoundedCache[Hashable, TaskletBytes] = BoundedCache(entries_for(view.num_gpus))
-        self._groups: BoundedCache[Hashable, GroupMemory] = BoundedCache(entries_for(view.num_gpus))
-
-    def task_memory(self, task: RlTask, placement: CompactTask) -> TaskletBytes:
-        """Return resident and working bytes of each tasklet, in the order of `placement.flat` (cache left out)."""
-        key = (task, placement.key)
-        memory = self._tasks.get(key)
-        if memory is None:
-            memory = self._build_memory(task, placement)
-            self._tasks.put(key, memory)
-        return memory
-
-    def _build_memory(self, task: RlTask, placement: CompactTask) -> TaskletBytes:
-        model = self._models[task]
-        dp, pp, tp, mbs = placement.dp, placement.pp, placement.tp, placement.micro_batch_size
-        resident = [
-            model.model_bytes(layers, is_first=j == 0, is_last=j == pp - 1, tp=tp, dp=dp)
-            for j, layers in enumerate(placement.layers)
-        ]
-        model_bytes = np.tile(np.repeat(np.array(resident), tp), dp)
-        if task.kind is TaskKind.GENERATION:
-            return TaskletBytes(model_bytes, np.zeros(dp * pp * tp))
-        by_count: dict[int, list[float]] = {}
-        rows = []
-        for samples in placement.samples:
-            count = -(-samples // mbs)
-            if count not in by_count:
-                by_count[count] = [
-                    model.working_bytes(layers, stage=j, num_stages=pp, tp=tp, micro_batch_size=mbs,
-                                        micro_batches=count)
-                    for j, layers in enumerate(placement.layers)
-                ]  # fmt: skip
-            rows.append(by_count[count])
-        working = np.repeat(np.array(rows).reshape(-1), tp)
-        return TaskletBytes(model_bytes, working)
+        entries = entries_for(view.num_gpus)
+        self._stages: BoundedCache[Hashable, FloatArray] = BoundedCache(entries)
+        self._tasks: dict[RlTask, BoundedCache[Hashable, TaskBytes]] = {
+            task: BoundedCache(entries // len(self._models)) for task in self._models
+        }
+        self._resident: BoundedCache[Hashable, FloatArray] = BoundedCache(entries // len(self._models))
+        self._rooms: BoundedCache[Hashable, tuple[int, ...]] = BoundedCache(entries)
+        self._groups: BoundedCache[Hashable, GroupMemory] = BoundedCache(entries)
 
     def group_memory(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> GroupMemory:
         """Return the outcome of one group."""
-        key = tuple((task, tasks[task].key) for task in group)
+        key = tuple([(task, tasks[task].key) for task in group])
         outcome = self._groups.get(key)
         if outcome is None:
             outcome = self._build_group(group, tasks)
             self._groups.put(key, outcome)
         return outcome
 
+    def decode_rooms(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> tuple[int, ...]:
+        """Return the most sequences that fit together per replica of generation, a task of the group; 0 = none."""
+        key = tuple([(task, tasks[task].grid_key) for task in group])
+        rooms = self._rooms.get(key)
+        if rooms is None:
+            placement = tasks[RlTask.ACTOR_GENERATION]
+            free = (self._usable - self._group_resident(group, tasks)).take(placement.gpus)
+            fits = np.floor(free / self.cache_bytes(placement.layers, placement.tp)[:, None]).min(axis=(1, 2))
+            rooms = tuple(np.clip(fits, 0, self._cap).astype(np.int64).tolist())
+            self._rooms.put(key, rooms)
+        return rooms
+
+    def stage_bytes(self, task: RlTask, layers: tuple[int, ...], tp: int, dp: int) -> FloatArray:
+        """Return resident bytes of a tasklet by stage [pp]."""
+        key = (task, layers, tp, dp)
+        found = self._stages.get(key)
+        if found is None:
+            model, last = self._models[task], len(layers) - 1
+            found = np.array(
+                [
+                    model.model_bytes(count, is_first=j == 0, is_last=j == last, tp=tp, dp=dp)
+                    for j, count in enumerate(layers)
+                ]
+            )
+            self._stages.put(key, found)
+        return found
+
+    def cache_bytes(self, layers: tuple[int, ...], tp: int) -> FloatArray:
+        """Return key/value bytes of one sequence by stage [pp]."""
+        key = (layers, tp)
+        found = self._stages.get(key)
+        if found is None:
+            model = self._models[RlTask.ACTOR_GENERATION]
+            found = np.array([model.cache_bytes(count, tp) for count in layers])
+            self._stages.put(key, found)
+        return found
+
+    def group_need(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> tuple[float, list[int]]:
+        """Return the bytes that a group needs in all (one sequence per replica at least), and its GPUs."""
+        need = self._group_resident(group, tasks) + self._group_working(group, tasks)
+        gpus = sorted({int(gpu) for task in group for gpu in tasks[task].flat})
+        return float(need[gpus].sum()), gpus
+
     def _build_group(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> GroupMemory:
-        resident, working = self._dense(group, tasks)
+        resident = self._group_resident(group, tasks)
+        working = self._group_working(group, tasks)
         batches: tuple[int, ...] = ()
         rooms: tuple[int, ...] = ()
         overflow = 0.0
         if RlTask.ACTOR_GENERATION in group:
-            batches, rooms, overflow = self._place_cache(tasks[RlTask.ACTOR_GENERATION], resident, working)
+            placement = tasks[RlTask.ACTOR_GENERATION]
+            rooms = self.decode_rooms(group, tasks)
+            batches = _batches(rooms, placement)
+            if min(rooms) < 1:
+                lacking = (
+                    self.cache_bytes(placement.layers, placement.tp)[:, None]
+                    - (self._usable - resident)[placement.gpus]
+                )
+                overflow += float(np.maximum(0.0, lacking).sum())
         excess = resident + working - self._capacity
         if excess.max() > 0:
             overflow += float(excess[excess > 0].sum())
         return GroupMemory(overflow, batches, rooms)
 
-    def group_need(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> tuple[float, list[int]]:
-        """Return the bytes that a group needs in all (one sequence per replica at least), and its GPUs."""
-        resident, working = self._dense(group, tasks)
-        if RlTask.ACTOR_GENERATION in group:
-            self._place_cache(tasks[RlTask.ACTOR_GENERATION], resident, working)
-        gpus = sorted({int(gpu) for task in group for gpu in tasks[task].flat})
-        return float((resident + working)[gpus].sum()), gpus
+    def _group_resident(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> FloatArray:
+        """Return resident bytes by GPU [N]; weights used in place count once."""
+        key = tuple([(task, tasks[task].grid_key) for task in group])
+        found = self._resident.get(key)
+        if found is None:
+            found = np.zeros(self._num_gpus)
+            for task in group:
+                owner = WEIGHT_OWNERS.get(task)
+                if owner is None or owner not in group or tasks[owner].grid_key != tasks[task].grid_key:
+                    found += self._task_bytes(task, tasks[task]).resident
+            self._resident.put(key, found)
+        return found
 
-    def _dense(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> tuple[FloatArray, FloatArray]:
-        """Return resident and working bytes by GPU [N], the key/value cache left out."""
-        resident = np.zeros(self._num_gpus)
+    def _group_working(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> FloatArray:
+        """Return working bytes by GPU [N], the key/value cache included."""
         working = np.zeros(self._num_gpus)
         for task in group:
-            placement = tasks[task]
-            memory = self.task_memory(task, placement)
-            owner = WEIGHT_OWNERS.get(task)
-            if owner is None or owner not in group or tasks[owner].grid_key != placement.grid_key:
-                resident[placement.flat] += memory.model
-            working[placement.flat] = np.maximum(working[placement.flat], memory.working)
-        return resident, working
+            if task is RlTask.ACTOR_GENERATION:
+                placement = tasks[task]
+                batches = np.array(_batches(self.decode_rooms(group, tasks), placement), dtype=np.float64)
+                cache = np.zeros(self._num_gpus)
+                cache[placement.gpus] = (batches[:, None] * self.cache_bytes(placement.layers, placement.tp))[
+                    :, :, None
+                ]
+                np.maximum(working, cache, out=working)
+            else:
+                np.maximum(working, self._task_bytes(task, tasks[task]).working, out=working)
+        return working
 
-    def _place_cache(
-        self, placement: CompactTask, resident: FloatArray, working: FloatArray
-    ) -> tuple[tuple[int, ...], tuple[int, ...], float]:
-        """Return decode batches, rooms and the bytes lacking for one sequence; add the cache to the working bytes."""
-        model = self._models[RlTask.ACTOR_GENERATION]
-        per_stage = np.array([model.cache_bytes(layers, placement.tp) for layers in placement.layers])
-        free = self._usable[placement.gpus] - resident[placement.gpus]
-        fits = np.floor(free / per_stage[None, :, None]).min(axis=(1, 2)).tolist()
-        rooms = tuple(max(0, min(self._cap, int(room))) for room in fits)
-        batches = tuple(max(1, min(room, samples)) for room, samples in zip(rooms, placement.samples, strict=True))
-        flat = np.repeat(np.outer(batches, per_stage).reshape(-1), placement.tp)
-        working[placement.flat] = np.maximum(working[placement.flat], flat)
-        lacking = 0.0
-        if min(rooms) < 1:
-            lacking = float(np.maximum(0.0, per_stage[None, :, None] - free).sum())
-        return batches, rooms, lacking
+    def _task_bytes(self, task: RlTask, placement: CompactTask) -> TaskBytes:
+        cache = self._tasks[task]
+        found = cache.get(placement.key)
+        if found is None:
+            resident, working = np.zeros(self._num_gpus), np.zeros(self._num_gpus)
+            per_stage = self.stage_bytes(task, placement.layers, placement.tp, placement.dp)
+            resident[placement.gpus] = per_stage[:, None]
+            if task is not RlTask.ACTOR_GENERATION:
+                working[placement.gpus] = self._working(task, placement)
+            found = TaskBytes(resident, working)
+            cache.put(placement.key, found)
+        return found
+
+    def _working(self, task: RlTask, placement: CompactTask) -> FloatArray:
+        """Return working bytes of the tasklets, to be spread over [dp, pp, tp]."""
+        pp, mbs = placement.pp, placement.micro_batch_size
+        counts = [min(pp, -(-samples // mbs)) for samples in placement.samples]
+        if task.kind is TaskKind.INFERENCE or min(counts) == max(counts):
+            return self._stage_working(task, placement, counts[0])[:, None]
+        return np.array([self._stage_working(task, placement, count) for count in counts])[:, :, None]
+
+    def _stage_working(self, task: RlTask, placement: CompactTask, micro_batches: int) -> FloatArray:
+        """Return working bytes by stage [pp]; only the first `pp` micro-batches matter."""
+        layers, tp, mbs = placement.layers, placement.tp, placement.micro_batch_size
+        key = (task, layers, tp, mbs, micro_batches, "working")
+        found = self._stages.get(key)
+        if found is None:
+            model, pp = self._models[task], len(layers)
+            found = np.array(
+                [
+                    model.working_bytes(count, stage=j, num_stages=pp, tp=tp, micro_batch_size=mbs,
+                                        micro_batches=micro_batches)
+                    for j, count in enumerate(layers)
+                ]
+            )  # fmt: skip
+            self._stages.put(key, found)
+        return found
+
+
+def _batches(rooms: tuple[int, ...], placement: CompactTask) -> tuple[int, ...]:
+    return tuple([max(1, min(room, samples)) for room, samples in zip(rooms, placement.samples, strict=True)])

@@ -1,6 +1,7 @@
-"""Fast cost of one task on a compact placement: the numbers of `plans.cost.task_cost`, with stages kept.
+"""Fast cost of one task on a compact placement: the numbers of `plans.cost.task_cost`, once per distinct replica.
 
-A stage (a tuple of GPUs) recurs in many placements, so its slowest chip and its ring are worked out once.
+Replicas on the same machines with the same layers cost the same per sample, micro-batch and decode step, so a
+replica is priced from a kept profile, and equal replicas once.
 """
 
 from __future__ import annotations
@@ -8,197 +9,265 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from plans.cost.cache import BoundedCache
 from plans.cost.collectives import LinkTimes
-from plans.cost.compact import CompactTask
+from plans.cost.lineup import Lineup, Row, Site
 from plans.cost.terms import DecodeTerms, TaskTerms
 from plans.spec.cluster import ClusterView
 
-#: Stages kept per micro-batch size after which they are forgotten: bounds memory in long searches.
-STAGE_LIMIT = 20_000
+#: Sequences decoded together that layer splits of generation assume.
+TYPICAL_BATCH = 64.0
+#: Profiles kept per pair of degrees after which they are forgotten: bounds memory in long searches.
+PROFILE_LIMIT = 20_000
 
 
-class FastTaskCost(NamedTuple):
-    """Seconds of one task; see `plans.cost.task_cost.TaskCost`."""
-
-    total_s: float
-    comp_s: float
-    hbm_s: float
-    tp_s: float
-    pp_s: float
-    dp_s: float
-    bubble_s: float
-
-
-class _Stage(NamedTuple):
-    """What the formulas need of the GPUs of a stage."""
+class _Chip(NamedTuple):
+    """What the formulas need of a stage's site."""
 
     flop_per_s: float
     hbm_bytes_per_s: float
     overhead_s: float
     machines: tuple[int, ...]
+    """Sorted machines of its GPUs [tp]."""
     places: frozenset[int]
-    only_machine: int
-    """The machine of all its GPUs, or -1."""
     ring_s: float
     """One all-reduce of a micro-batch over the best ring."""
+    layer_s: float
+    """Rough seconds per layer and sample, for layer shares."""
+    head_s: float
+    """Rough seconds of the vocabulary head per sample, for layer shares; 0 in paper mode."""
+
+
+class _Profile:
+    """Seconds of a replica's stages, per unit of what they are in proportion to."""
+
+    __slots__ = ("chips", "decode", "flow_link_s", "flow_sample_s", "link_s", "sample_s", "unit_s")
+
+    def __init__(self, chips: list[_Chip], sample_s: list[float], link_s: list[float], mbs: int) -> None:
+        self.chips = chips
+        self.sample_s = sample_s
+        """Compute seconds per sample [pp]."""
+        self.link_s = link_s
+        """TP and PP seconds per micro-batch [pp]."""
+        self.unit_s = max([mbs * c + t for c, t in zip(sample_s, link_s, strict=True)])
+        """Slowest stage per full micro-batch, decoding left out."""
+        self.flow_sample_s = sum(sample_s[1:])
+        self.flow_link_s = sum(link_s[1:])
+        self.decode: dict[int, list[float]] = {}
+        """Seconds per decode step [pp], by decode batch."""
+
+
+class _Table(NamedTuple):
+    """What is kept for one micro-batch size and TP degree."""
+
+    micro_batch_size: int
+    tp: int
+    chips: dict[Site, _Chip]
+    profiles: BoundedCache[tuple[Row, tuple[int, ...]], _Profile]
 
 
 class FastTaskPricer:
-    """Prices placements of one task."""
+    """Prices placements of one task, or of several with equal constants."""
 
     def __init__(self, view: ClusterView, links: LinkTimes, terms: TaskTerms) -> None:
         self.links = links
         self.terms = terms
-        # Lists: reading single elements of them is several times faster than of arrays.
-        self._machine_of: list[int] = view.machine_of.tolist()
-        self._flop_per_s: list[float] = terms.compute_flop_per_s.tolist()
-        self._hbm_bytes_per_s: list[float] = terms.hbm_bytes_per_s.tolist()
-        self._overhead_s: list[float] = [] if terms.decode is None else terms.decode.layer_overhead_s.tolist()
-        self._tables: dict[int, dict[tuple[int, ...], _Stage]] = {}
+        # Lists: reading single elements of them is several times faster than of arrays. GPUs of a machine are alike.
+        first = view.machine_of.searchsorted(range(len(view.machine_names)))
+        self._flop_per_s: list[float] = terms.compute_flop_per_s[first].tolist()
+        self._hbm_bytes_per_s: list[float] = terms.hbm_bytes_per_s[first].tolist()
+        self._overhead_s: list[float] = [] if terms.decode is None else terms.decode.layer_overhead_s[first].tolist()
+        self._tables: dict[tuple[int, int], _Table] = {}
+        self._tails: dict[int, float] = {}
 
-    def replica_s(self, placement: CompactTask, index: int, samples: int, decode_batch: int) -> float:
-        """Return the seconds of one replica with so many samples, without the gradient all-reduce."""
-        table = self._stage_table(placement.micro_batch_size)
-        return self._replica(table, placement, index, samples, decode_batch)[0]
-
-    def stage_totals(self, placement: CompactTask, index: int, decode_batch: int) -> tuple[float, ...]:
-        """Return the seconds of each stage of one replica."""
-        table = self._stage_table(placement.micro_batch_size)
-        return tuple(self._replica(table, placement, index, placement.samples[index], decode_batch)[6])
-
-    def cost(self, placement: CompactTask, decode_batches: tuple[int, ...]) -> FastTaskCost:
-        """Return the cost of the task; generation needs one decode batch per replica."""
-        terms = self.terms
-        table = self._stage_table(placement.micro_batch_size)
-        total = comp = hbm = tp = pp = bubble = 0.0
-        for i, samples in enumerate(placement.samples):
-            batch = decode_batches[i] if decode_batches else 1
-            slowest, c, h, t, p, b, _ = self._replica(table, placement, i, samples, batch)
-            total = slowest if slowest > total else total
-            comp = c if c > comp else comp
-            hbm = h if h > hbm else hbm
-            tp = t if t > tp else tp
-            pp = p if p > pp else pp
-            bubble = b if b > bubble else bubble
-        dp = self._gradient_s(table, placement) if terms.is_training else 0.0
-        return FastTaskCost(total + dp, comp, hbm, tp, pp, dp, bubble)
-
-    def _replica(
+    def task_s(
         self,
-        table: dict[tuple[int, ...], _Stage],
-        placement: CompactTask,
-        index: int,
-        num_samples: int,
-        batch: int,
-    ) -> tuple[float, float, float, float, float, float, list[float]]:
-        """Return (slowest stage + bubble, the largest comp, hbm, tp, pp, the bubble, stage totals) of a replica."""
-        terms = self.terms
-        mbs, layers = placement.micro_batch_size, placement.layers
-        gpus = placement.stages[index]
-        last = len(gpus) - 1
-        tp_degree = len(gpus[0])
-        micro_batches = -(-num_samples // mbs)
-        samples = micro_batches * mbs if terms.pads_micro_batches else num_samples
-        work = terms.passes * samples
-        tp_factor = terms.tp_count * micro_batches
-        pp_factor = terms.pp_count * micro_batches
-        pp_bytes = terms.activation_bytes * mbs
-        totals: list[float] = []
-        comp_max = hbm_max = tp_max = pp_max = flow = 0.0
-        decode = terms.decode
-        steps = decode.steps(float(samples), batch) if decode is not None else 0.0
-        groups = decode.groups(len(gpus)) if decode is not None else 1
-        stage = table.get(gpus[0]) or self._make_stage(table, gpus[0], mbs)
-        for j, num_layers in enumerate(layers):
-            is_last = j == last
-            flop = num_layers * terms.layer_flop + (terms.head_flop if is_last else 0.0)
-            comp = work * flop / (stage.flop_per_s * tp_degree)
-            tp = tp_factor * num_layers * stage.ring_s
-            pp = hbm = 0.0
-            following = stage
-            if not is_last:
-                following = table.get(gpus[j + 1]) or self._make_stage(table, gpus[j + 1], mbs)
-                pp = pp_factor * self._pair_s(stage, following, pp_bytes)
-            if j:
-                flow += comp + tp + pp
-            if decode is not None:
-                hbm = steps * _decode_step_s(decode, stage, num_layers, batch, tp_degree, groups, is_last=is_last)
-                if decode.tp_count:
-                    passes, share = steps * groups, batch / groups
-                    tp += passes * decode.tp_count * num_layers * self._token_ring_s(decode, stage, share, tp_degree)
-                    if not is_last:
-                        pp += passes * self._pair_s(stage, following, share * decode.token_bytes)
-            total = comp + tp + pp + hbm
-            totals.append(total)
-            comp_max = comp if comp > comp_max else comp_max
-            hbm_max = hbm if hbm > hbm_max else hbm_max
-            tp_max = tp if tp > tp_max else tp_max
-            pp_max = pp if pp > pp_max else pp_max
-            stage = following
-        bubble = terms.updates * flow / micro_batches if terms.has_bubble else 0.0
-        return max(totals) + bubble, comp_max, hbm_max, tp_max, pp_max, bubble, totals
+        lineup: Lineup,
+        layers: tuple[int, ...],
+        micro_batch_size: int,
+        samples: Sequence[int],
+        batches: Sequence[int],
+    ) -> float:
+        """Return the cost of the task.
 
-    def _pair_s(self, first: _Stage, second: _Stage, num_bytes: float) -> float:
-        if first.only_machine >= 0 and second.only_machine >= 0:
-            return self.links.edge_s(first.only_machine, second.only_machine, num_bytes)
-        return self.links.pair_s(first.places, second.places, num_bytes)
+        Args:
+            lineup: where its stages are.
+            layers: layers per stage [pp].
+            micro_batch_size: samples per micro-batch.
+            samples: samples per replica [dp].
+            batches: decode batch per replica [dp] of generation; empty for other tasks.
+        """
+        table = self._table(micro_batch_size, lineup.tp)
+        if batches:
+            decoding = set(zip(lineup.rows, samples, batches, strict=True))
+            return max([self._replica_s(table, row, layers, count, batch) for row, count, batch in decoding])
+        distinct = set(zip(lineup.rows, samples, strict=True))
+        slowest = max([self._replica_s(table, row, layers, count, 1) for row, count in distinct])
+        return slowest + self._gradient_s(lineup, layers) if self.terms.is_training else slowest
 
-    def _token_ring_s(self, decode: DecodeTerms, stage: _Stage, batch: float, tp: int) -> float:
-        if tp == 1:
-            return 0.0
-        return self.links.ring_s(stage.machines, batch * decode.token_bytes * (2.0 * (tp - 1) / tp))
+    def replica_s(
+        self, row: Row, layers: tuple[int, ...], micro_batch_size: int, tp: int, samples: int, batch: int
+    ) -> float:
+        """Return the seconds of one replica, without the gradient all-reduce."""
+        return self._replica_s(self._table(micro_batch_size, tp), row, layers, samples, batch)
 
-    def _stage_table(self, micro_batch_size: int) -> dict[tuple[int, ...], _Stage]:
-        table = self._tables.setdefault(micro_batch_size, {})
-        if len(table) > STAGE_LIMIT:
-            table.clear()
+    def stage_totals(
+        self, row: Row, layers: tuple[int, ...], micro_batch_size: int, tp: int, samples: int, batch: int
+    ) -> tuple[float, ...]:
+        """Return the seconds of each stage of one replica."""
+        table = self._table(micro_batch_size, tp)
+        return tuple(self._stage_totals(table, self._profile(table, row, layers), layers, samples, batch))
+
+    def unit_s(self, row: Row, layers: tuple[int, ...], micro_batch_size: int, tp: int, batch: int) -> float:
+        """Return the seconds per sample of one replica with many samples: its slowest stage."""
+        table = self._table(micro_batch_size, tp)
+        profile, decode = self._profile(table, row, layers), self.terms.decode
+        if decode is None:
+            return profile.unit_s / micro_batch_size
+        steps = decode.lengths.response / batch
+        parts = zip(profile.sample_s, profile.link_s, self._decode_s(profile, decode, layers, tp, batch), strict=True)
+        return max([c + t / micro_batch_size + steps * s for c, t, s in parts])
+
+    def shares_s(self, site: Site, micro_batch_size: int, tp: int) -> tuple[float, float]:
+        """Return rough seconds per sample of a layer and of the head on a stage: compute, TP ring, typical decoding."""
+        chip = self._chip(self._table(micro_batch_size, tp), site)
+        return chip.layer_s, chip.head_s
+
+    def _table(self, micro_batch_size: int, tp: int) -> _Table:
+        table = self._tables.get((micro_batch_size, tp))
+        if table is None:
+            table = _Table(micro_batch_size, tp, {}, BoundedCache(PROFILE_LIMIT))
+            self._tables[micro_batch_size, tp] = table
         return table
 
-    def _make_stage(self, table: dict[tuple[int, ...], _Stage], gpus: tuple[int, ...], mbs: int) -> _Stage:
-        machines = tuple(sorted(self._machine_of[gpu] for gpu in gpus))
-        tp = len(gpus)
-        stage = _Stage(
-            flop_per_s=min([self._flop_per_s[gpu] for gpu in gpus]),
-            hbm_bytes_per_s=min([self._hbm_bytes_per_s[gpu] for gpu in gpus]),
-            overhead_s=max([self._overhead_s[gpu] for gpu in gpus]) if self._overhead_s else 0.0,
-            machines=machines,
-            places=frozenset(machines),
-            only_machine=machines[0] if machines[0] == machines[-1] else -1,
-            ring_s=0.0 if tp == 1 else self.links.ring_s(machines, self.terms.tp_bytes(mbs, tp)),
-        )
-        table[gpus] = stage
-        return stage
+    def _replica_s(self, table: _Table, row: Row, layers: tuple[int, ...], samples: int, batch: int) -> float:
+        """Return slowest stage + bubble."""
+        terms, mbs = self.terms, table.micro_batch_size
+        profile = table.profiles.get((row, layers)) or self._profile(table, row, layers)
+        micro_batches = -(-samples // mbs)
+        counted = micro_batches * mbs if terms.pads_micro_batches else samples
+        if terms.decode is None and counted == micro_batches * mbs:
+            slowest = micro_batches * profile.unit_s
+        else:
+            slowest = max(self._stage_totals(table, profile, layers, samples, batch))
+        if not terms.has_bubble or len(layers) == 1:
+            return slowest
+        flow = counted * profile.flow_sample_s + micro_batches * profile.flow_link_s
+        return slowest + terms.updates * flow / micro_batches
 
-    def _gradient_s(self, table: dict[tuple[int, ...], _Stage], placement: CompactTask) -> float:
-        if placement.dp == 1:
-            return 0.0
+    def _stage_totals(
+        self, table: _Table, profile: _Profile, layers: tuple[int, ...], samples: int, batch: int
+    ) -> list[float]:
+        terms, mbs = self.terms, table.micro_batch_size
+        micro_batches = -(-samples // mbs)
+        counted = micro_batches * mbs if terms.pads_micro_batches else samples
+        parts = zip(profile.sample_s, profile.link_s, strict=True)
+        totals = [counted * c + micro_batches * t for c, t in parts]
+        if terms.decode is None:
+            return totals
+        steps = terms.decode.lengths.response * counted / batch + self._tail(terms.decode, batch)
+        seconds = self._decode_s(profile, terms.decode, layers, table.tp, batch)
+        return [total + steps * s for total, s in zip(totals, seconds, strict=True)]
+
+    def _tail(self, decode: DecodeTerms, batch: int) -> float:
+        """Return the decode steps of the last wave's tail."""
+        tail = self._tails.get(batch)
+        if tail is None:
+            tail = self._tails[batch] = decode.steps(0.0, batch)
+        return tail
+
+    def _profile(self, table: _Table, row: Row, layers: tuple[int, ...]) -> _Profile:
+        profile = table.profiles.get((row, layers))
+        if profile is None:
+            profile = self._make_profile(table, row, layers)
+            table.profiles.put((row, layers), profile)
+        return profile
+
+    def _make_profile(self, table: _Table, row: Row, layers: tuple[int, ...]) -> _Profile:
+        terms, tp = self.terms, table.tp
+        chips = [table.chips.get(site) or self._chip(table, site) for site in row]
+        last, num_bytes = len(row) - 1, terms.pp_bytes(table.micro_batch_size)
+        sample_s, link_s = [], []
+        for j, (chip, count) in enumerate(zip(chips, layers, strict=True)):
+            flop = count * terms.layer_flop + (terms.head_flop if j == last else 0.0)
+            sample_s.append(terms.passes * flop / (chip.flop_per_s * tp))
+            seconds = terms.tp_count * count * chip.ring_s
+            if j < last:
+                seconds += terms.pp_count * self.links.pair_s(chip.places, chips[j + 1].places, num_bytes)
+            link_s.append(seconds)
+        return _Profile(chips, sample_s, link_s, table.micro_batch_size)
+
+    def _chip(self, table: _Table, site: Site) -> _Chip:
+        chip = table.chips.get(site)
+        if chip is None:
+            chip = table.chips[site] = self._make_chip(site, table.micro_batch_size, table.tp)
+        return chip
+
+    def _make_chip(self, site: Site, mbs: int, tp: int) -> _Chip:
         terms = self.terms
-        slowest, last = 0.0, placement.pp - 1
-        for j, num_layers in enumerate(placement.layers):
-            weights = terms.stage_gradient_bytes(num_layers, is_first=j == 0, is_last=j == last)
-            num_bytes = terms.dp_bytes(weights, placement.dp, placement.tp)
-            column = [replica[j] for replica in placement.stages]
-            for ring in self._rings_of(table, column):
-                slowest = max(slowest, self.links.ring_s(ring, num_bytes))
-        return terms.updates * slowest
+        machines = (site,) * tp if isinstance(site, int) else site
+        places = frozenset(machines)
+        flop_per_s = min([self._flop_per_s[machine] for machine in places])
+        hbm = min([self._hbm_bytes_per_s[machine] for machine in places])
+        ring_s = 0.0 if tp == 1 else self.links.ring_s(machines, terms.tp_bytes(mbs, tp))
+        layer_s = terms.passes * terms.layer_flop / (flop_per_s * tp) + terms.tp_count / mbs * ring_s
+        head_s = terms.passes * terms.head_flop / (flop_per_s * tp)
+        if terms.decode is not None:
+            # One sequence of a decode batch of typical size; only the relation between stages matters.
+            steps = terms.decode.lengths.response / TYPICAL_BATCH
+            layer_s += steps * terms.decode.layer_bytes / (hbm * tp)
+            head_s += steps * terms.decode.head_bytes / (hbm * tp)
+        overhead_s = max([self._overhead_s[machine] for machine in places]) if self._overhead_s else 0.0
+        return _Chip(flop_per_s, hbm, overhead_s, machines, places, ring_s, layer_s, head_s)
 
-    def _rings_of(
-        self, table: dict[tuple[int, ...], _Stage], column: Sequence[tuple[int, ...]]
-    ) -> set[tuple[int, ...]]:
-        """Return the distinct machine multisets of a stage's gradient rings, one ring per TP rank."""
-        only = [table[gpus].only_machine for gpus in column]
-        if min(only) >= 0:
-            only.sort()
-            return {tuple(only)}
-        return {tuple(sorted([self._machine_of[gpu] for gpu in rank])) for rank in zip(*column, strict=True)}
+    def _decode_s(
+        self, profile: _Profile, decode: DecodeTerms, layers: tuple[int, ...], tp: int, batch: int
+    ) -> list[float]:
+        """Return seconds per decode step of each stage, all groups of the batch included."""
+        seconds = profile.decode.get(batch)
+        if seconds is None:
+            seconds = profile.decode[batch] = self._make_decode_s(profile.chips, decode, layers, tp, batch)
+        return seconds
+
+    def _make_decode_s(
+        self, chips: Sequence[_Chip], decode: DecodeTerms, layers: tuple[int, ...], tp: int, batch: int
+    ) -> list[float]:
+        groups, last, found = decode.groups(len(chips)), len(chips) - 1, []
+        share_bytes = batch / groups * decode.token_bytes
+        for j, (chip, count) in enumerate(zip(chips, layers, strict=True)):
+            seconds = _decode_step_s(decode, chip, count, batch, tp, groups, is_last=j == last)
+            if decode.tp_count:
+                if tp > 1:
+                    ring = self.links.ring_s(chip.machines, share_bytes * (2.0 * (tp - 1) / tp))
+                    seconds += groups * decode.tp_count * count * ring
+                if j < last:
+                    seconds += groups * self.links.pair_s(chip.places, chips[j + 1].places, share_bytes)
+            found.append(seconds)
+        return found
+
+    def _gradient_s(self, lineup: Lineup, layers: tuple[int, ...]) -> float:
+        """Return C_dp: the slowest gradient ring of any stage and shard."""
+        replicas, tp = len(lineup.rows), lineup.tp
+        if replicas == 1:
+            return 0.0
+        # The shards of local stages have equal rings; a shard recurs once per replica.
+        shards, width = 1 if lineup.is_local else tp, len(layers) * tp
+        terms, ring_s, last = self.terms, self.links.ring_s, len(layers) - 1
+        rings: set[tuple[tuple[int, ...], float]] = set()
+        for j, count in enumerate(layers):
+            weights = terms.stage_gradient_bytes(count, is_first=j == 0, is_last=j == last)
+            num_bytes = terms.dp_bytes(weights, replicas, tp)
+            for rank in range(j * tp, j * tp + shards):
+                rings.add((tuple(sorted(lineup.machines[rank::width])), num_bytes))
+        return terms.updates * max([ring_s(machines, num_bytes) for machines, num_bytes in rings])
 
 
 def _decode_step_s(
-    decode: DecodeTerms, stage: _Stage, num_layers: int, batch: int, tp: int, groups: int, *, is_last: bool
+    decode: DecodeTerms, chip: _Chip, num_layers: int, batch: int, tp: int, groups: int, *, is_last: bool
 ) -> float:
     weights = groups * (num_layers * decode.layer_bytes + (decode.head_bytes if is_last else 0.0)) / tp
     cache = batch * num_layers * decode.cache_bytes / min(tp, decode.kv_heads)
-    memory_s = (weights + cache) / stage.hbm_bytes_per_s
+    memory_s = (weights + cache) / chip.hbm_bytes_per_s
     work = batch * (num_layers * decode.layer_flop + (decode.head_flop if is_last else 0.0)) / tp
-    compute_s = work / stage.flop_per_s
-    return (memory_s if memory_s > compute_s else compute_s) + groups * num_layers * stage.overhead_s
+    compute_s = work / chip.flop_per_s
+    return max(memory_s, compute_s) + groups * num_layers * chip.overhead_s

@@ -6,7 +6,7 @@ paper's symbols: docs/notation.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -110,6 +110,19 @@ class TaskTerms:
     def is_training(self) -> bool:
         """Whether the task trains."""
         return self.task.kind is TaskKind.TRAINING
+
+    def prices_like(self, other: TaskTerms) -> bool:
+        """Tell whether another task has the same constants, so that equal placements cost the same."""
+        names = [
+            f.name for f in fields(self) if f.name not in {"task", "decode", "compute_flop_per_s", "hbm_bytes_per_s"}
+        ]
+        return (
+            self.task.kind is other.task.kind
+            and self.decode is None
+            and other.decode is None
+            and all(getattr(self, name) == getattr(other, name) for name in names)
+            and np.array_equal(self.compute_flop_per_s, other.compute_flop_per_s)
+        )
 
     def tp_bytes(self, micro_batch_size: int, tp: int) -> float:
         """Return cv_tp: bytes over each ring edge per all-reduce, B16 mbs s h1 * 2 (TP - 1) / TP."""

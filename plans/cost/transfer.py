@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from plans.cost.collectives import LinkTimes
 from plans.cost.model import CostModel, Fanout
@@ -205,12 +204,26 @@ def _direct_s(
                 if part not in pieces:
                     senders = sources if holds else firsts.values()
                     pieces[part] = [_needed(line, shard, sender, fraction) for sender in senders]
-                best[key] = min((_pull(links, machines, shard.gpu, p) for p in pieces[part]), key=itemgetter(0))
+                best[key] = _cheapest([_pull(links, machines, shard.gpu, p) for p in pieces[part]])
             seconds, per_sender = best[key]
             slowest = max(slowest, seconds)
             for sender, busy in per_sender:
                 sent[sender] = sent.get(sender, 0.0) + busy
     return max(slowest, max(sent.values(), default=0.0))
+
+
+def _cheapest(pulls: Sequence[tuple[float, list[tuple[int, float]]]]) -> tuple[float, list[tuple[int, float]]]:
+    """Return the first pull that is clearly faster than those before it (equal sums differ by rounding)."""
+    best = pulls[0]
+    for pull in pulls[1:]:
+        if is_clearly_less(pull[0], best[0]):
+            best = pull
+    return best
+
+
+def is_clearly_less(seconds: float, other_s: float) -> bool:
+    """Tell whether a time is less than another one by more than rounding."""
+    return seconds < other_s * (1.0 - 1e-9)
 
 
 def _signature(replica: Sequence[_Shard], machines: Sequence[int]) -> tuple[tuple[tuple[int, int], float, int], ...]:

@@ -7,27 +7,24 @@ amounts to sample counts in proportion to speed. Unit costs only steer the share
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from plans.balance import balance_layers, proportional_shares
+from plans.cost.cache import BoundedCache
 from plans.cost.compact import GpuGrid
 from plans.cost.evaluator import PlanEvaluator
+from plans.cost.lineup import Lineup, Row, Site, lineup_of
 from plans.errors import InfeasibleError
 from plans.memory import TaskMemory
 from plans.search.layouts import LayerSplit
 from plans.workflow import RlTask
 
-FloatArray = NDArray[np.float64]
-
-
-#: Sequences decoded together that layer splits of generation assume.
-TYPICAL_BATCH = 64.0
+#: Layer splits kept per task.
+SPLITS_KEPT = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,150 +45,99 @@ class Balancing:
 
 
 class TaskRates:
-    """Unit costs and layer splits for the layouts of one task."""
+    """Layer splits and unit costs of the layouts of one task; what it keeps changes no result."""
 
     def __init__(self, evaluator: PlanEvaluator, task: RlTask, micro_batch_size: int) -> None:
         """Read the task's constants."""
-        self._terms = evaluator.terms[task]
-        self._links = evaluator.links
-        self._memory = TaskMemory(evaluator.job, task)
         view = evaluator.view
-        self._machine_of = view.machine_of
-        self._capacity = view.memory_bytes - view.reserve_bytes
+        self._num_layers = evaluator.terms[task].num_layers
+        self._pricer = evaluator.pricer_of(task)
+        self._memory = TaskMemory(evaluator.job, task)
+        self._machine_of: list[int] = view.machine_of.tolist()
+        first = view.machine_of.searchsorted(range(len(view.machine_names)))
+        self._capacity: list[float] = (view.memory_bytes - view.reserve_bytes)[first].tolist()
         self._mbs = micro_batch_size
         self._bytes: dict[tuple[int, int], tuple[float, float, float]] = {}
+        self._kinds: dict[tuple[int, Site], _Kind] = {}
+        self._splits: BoundedCache[Hashable, tuple[int, ...] | None] = BoundedCache(SPLITS_KEPT)
 
     def layers(self, grid: GpuGrid, split: LayerSplit) -> tuple[int, ...] | None:
         """Return layers per stage [pp] of a placement [dp, pp, tp]; None where no split fits memory or layers."""
-        stages = grid.shape[1]
-        total = self._terms.num_layers
-        if stages == 1:
-            return (total,)
-        if stages > total:
+        return self.layers_of(self._lineup(grid), split)
+
+    def layers_of(self, lineup: Lineup, split: LayerSplit) -> tuple[int, ...] | None:
+        """Return layers per stage [pp] of a lineup; None where no split fits memory or layers."""
+        if lineup.pp == 1:
+            return (self._num_layers,)
+        if lineup.pp > self._num_layers:
             return None
-        if split is LayerSplit.EVEN:
-            return proportional_shares(total, [1.0] * stages)
-        if split is LayerSplit.MEMORY:
-            return proportional_shares(total, self._capacity[grid].min(axis=(0, 2)).tolist())
-        costs = self._layer_costs(grid)
-        if not np.isfinite(costs).all():  # a TP group over a forbidden link: no split helps
-            return proportional_shares(total, [1.0] * stages)
-        mean = costs.mean(axis=1, keepdims=True)
-        relative = (costs / mean).max(axis=0)
-        fixed = np.zeros(stages)
-        fixed[-1] = (self._head_s(grid) / mean[:, 0]).max()
-        try:
-            return balance_layers(total, relative.tolist(), fixed_s=fixed.tolist(), caps=self._caps(grid))
-        except InfeasibleError:
-            return None
+        kinds = self._kinds_of(lineup)
+        key = (kinds, lineup.tp, len(lineup.rows), split)
+        found = self._splits.get(key, ())
+        if found == ():
+            found = self._split(kinds, lineup.tp, len(lineup.rows), split)
+            self._splits.put(key, found)
+        return found
 
     def resident_share(self, grid: GpuGrid, layers: Sequence[int]) -> float:
         """Return the largest share of a GPU's memory that its shard of the model fills."""
-        per_layer, first, last = self._resident(grid.shape[2], grid.shape[0])
-        held = np.array(layers) * per_layer
+        return self.share_of(self._lineup(grid), layers)
+
+    def share_of(self, lineup: Lineup, layers: Sequence[int]) -> float:
+        """Return the largest share of a GPU's memory that its shard of the model fills, for a lineup."""
+        per_layer, first, last = self._resident(lineup.tp, len(lineup.rows))
+        held = [count * per_layer for count in layers]
         held[0] += first
         held[-1] += last
-        return float((held / self._capacity[grid].min(axis=(0, 2))).max())
+        columns = zip(*self._kinds_of(lineup), strict=True)
+        room: list[float] = [min([kind.capacity for kind in column]) for column in columns]
+        return max([amount / capacity for amount, capacity in zip(held, room, strict=True)])
 
-    def replica_unit_s(self, grid: GpuGrid, layers: Sequence[int], rooms: Sequence[int]) -> FloatArray | None:
-        """Return seconds per sample of each replica [dp]; None where a TP group spans machines.
+    def unit_s(self, row: Row, layers: tuple[int, ...], tp: int, room: int = 1) -> float:
+        """Return seconds per sample of a replica: with many samples, and so many decoded together."""
+        return self._pricer.unit_s(row, layers, self._mbs, tp, room)
 
-        Args:
-            grid: placement [dp, pp, tp].
-            layers: layers per stage [pp].
-            rooms: decode batch per replica [dp]; empty for tasks that don't decode.
-        """
-        terms, tp = self._terms, grid.shape[2]
-        machines = self._machine_of[grid]
-        here: NDArray[np.int64] = machines[:, :, 0]
-        if tp > 1 and not (machines == here[:, :, None]).all():
-            return None
-        count = np.array(layers, dtype=np.float64)
-        flop_per_s = terms.compute_flop_per_s[grid].min(axis=2) * tp
-        work = count * terms.layer_flop
-        work[-1] += terms.head_flop
-        seconds: FloatArray = terms.passes * work / flop_per_s
-        if tp > 1:
-            seconds = seconds + terms.tp_count / self._mbs * count * self._ring_s(
-                here, terms.tp_bytes(self._mbs, tp), tp
-            )
-        if len(layers) > 1:
-            pair = self._pair_s(here, terms.pp_bytes(self._mbs))
-            seconds[:, :-1] += terms.pp_count / self._mbs * pair
-        if terms.decode is not None:
-            seconds = seconds + self._decode_unit_s(grid, count, here, np.array(rooms, dtype=np.float64)[:, None])
-        unit: FloatArray = seconds.max(axis=1)
-        return unit
+    def _lineup(self, grid: GpuGrid) -> Lineup:
+        return lineup_of(self._machine_of, grid.reshape(-1).tolist(), grid.shape[1], grid.shape[2])
 
-    def _decode_unit_s(
-        self, grid: GpuGrid, count: FloatArray, here: NDArray[np.int64], batch: FloatArray
-    ) -> FloatArray:
-        """Return decode seconds per sample of each stage [dp, pp]; `batch` is [dp, 1]."""
-        terms, tp = self._terms, grid.shape[2]
-        decode = terms.decode
-        if decode is None:
-            return np.zeros(grid.shape[:2])
-        weights = count * decode.layer_bytes
-        weights[-1] += decode.head_bytes
-        cache = batch * count * decode.cache_bytes / min(tp, decode.kv_heads)
-        memory_s = (weights / tp + cache) / terms.hbm_bytes_per_s[grid].min(axis=2)
-        flop = count * decode.layer_flop
-        flop[-1] += decode.head_flop
-        compute_s = batch * flop / tp / terms.compute_flop_per_s[grid].min(axis=2)
-        step: FloatArray = np.maximum(memory_s, compute_s) + count * decode.layer_overhead_s[grid].max(axis=2)
-        if decode.tp_count and tp > 1:
-            step += decode.tp_count * count * self._ring_s(here, 2.0 * (tp - 1) / tp * batch * decode.token_bytes, tp)
-        if decode.token_bytes and len(count) > 1:
-            step[:, :-1] += self._pair_s(here, batch * decode.token_bytes)
-        return decode.lengths.response / batch * step
-
-    def _layer_costs(self, grid: GpuGrid) -> FloatArray:
-        """Return seconds per layer and sample of each stage [dp, pp]: compute, TP rings, decoding."""
-        terms, tp = self._terms, grid.shape[2]
-        costs: FloatArray = terms.passes * terms.layer_flop / (terms.compute_flop_per_s[grid].min(axis=2) * tp)
-        if tp > 1:
-            costs = costs + terms.tp_count / self._mbs * self._any_ring_s(grid, terms.tp_bytes(self._mbs, tp))
-        if terms.decode is not None:
-            # One sequence of a decode batch of typical size; only the relation between stages matters.
-            read = terms.decode.lengths.response * terms.decode.layer_bytes / TYPICAL_BATCH
-            costs = costs + read / (terms.hbm_bytes_per_s[grid].min(axis=2) * tp)
-        return costs
-
-    def _head_s(self, grid: GpuGrid) -> FloatArray:
-        """Return seconds per sample of the vocabulary head on the last stage [dp]; 0 in paper mode."""
-        terms, last, tp = self._terms, grid[:, -1], grid.shape[2]
-        seconds: FloatArray = terms.passes * terms.head_flop / (terms.compute_flop_per_s[last].min(axis=1) * tp)
-        if terms.decode is not None:
-            read = terms.decode.lengths.response * terms.decode.head_bytes / TYPICAL_BATCH
-            seconds = seconds + read / (terms.hbm_bytes_per_s[last].min(axis=1) * tp)
-        return seconds
-
-    def _any_ring_s(self, grid: GpuGrid, num_bytes: float) -> FloatArray:
-        machines = self._machine_of[grid]
-        if (machines == machines[:, :, :1]).all():
-            return self._ring_s(machines[:, :, 0], num_bytes, grid.shape[2])
-        flat = np.sort(machines, axis=2).reshape(-1, grid.shape[2])
-        return np.array([self._links.ring_s(tuple(row), num_bytes) for row in flat.tolist()]).reshape(grid.shape[:2])
-
-    def _ring_s(self, machine: NDArray[np.int64], num_bytes: float | FloatArray, tp: int) -> FloatArray:
-        """Return the ring inside a machine of each stage [dp, pp]."""
-        steps = 2 * (tp - 1) if self._links.latency_per_step else 1
-        ring: FloatArray = steps * self._links.latency_s[machine, machine]
-        return ring + num_bytes * self._links.s_per_byte[machine, machine]
-
-    def _pair_s(self, machine: NDArray[np.int64], num_bytes: float | FloatArray) -> FloatArray:
-        """Return the transfer from each stage to the next [dp, pp - 1]."""
-        a, b = machine[:, :-1], machine[:, 1:]
-        pair: FloatArray = self._links.latency_s[a, b] + num_bytes * self._links.s_per_byte[a, b]
-        return pair
-
-    def _caps(self, grid: GpuGrid) -> list[int]:
-        """Return the most layers of each stage that its GPUs could hold if they held nothing else."""
-        per_layer, first, last = self._resident(grid.shape[2], grid.shape[0])
-        room = self._capacity[grid].min(axis=(0, 2))
+    def _split(
+        self, kinds: frozenset[tuple[_Kind, ...]], tp: int, dp: int, split: LayerSplit
+    ) -> tuple[int, ...] | None:
+        total, rows = self._num_layers, sorted(kinds)
+        stages = len(rows[0])
+        room = [min([kind.capacity for kind in column]) for column in zip(*rows, strict=True)]
+        if split is LayerSplit.EVEN:
+            return proportional_shares(total, [1.0] * stages)
+        if split is LayerSplit.MEMORY:
+            return proportional_shares(total, room)
+        relative, head = [0.0] * stages, 0.0
+        for row in rows:
+            mean = sum([kind.layer_s for kind in row]) / stages
+            if not math.isfinite(mean):  # a TP group over a forbidden link: no split helps
+                return proportional_shares(total, [1.0] * stages)
+            relative = [max(most, kind.layer_s / mean) for most, kind in zip(relative, row, strict=True)]
+            head = max(head, row[-1].head_s / mean)
+        per_layer, first, last = self._resident(tp, dp)
         room[0] -= first
         room[-1] -= last
-        return [max(1, math.floor(value)) for value in (room / per_layer).tolist()]
+        try:
+            caps = [max(1, math.floor(value / per_layer)) for value in room]
+            return balance_layers(total, relative, fixed_s=[0.0] * (stages - 1) + [head], caps=caps)
+        except InfeasibleError:
+            return None
+
+    def _kinds_of(self, lineup: Lineup) -> frozenset[tuple[_Kind, ...]]:
+        """Return the distinct rows of the lineup with machines replaced by what matters of them."""
+        tp, kinds = lineup.tp, self._kinds
+        return frozenset(
+            [tuple([kinds.get((tp, site)) or self._kind(tp, site) for site in row]) for row in set(lineup.rows)]
+        )
+
+    def _kind(self, tp: int, site: Site) -> _Kind:
+        places = (site,) if isinstance(site, int) else site
+        capacity = min([self._capacity[machine] for machine in places])
+        kind = self._kinds[tp, site] = _Kind(*self._pricer.shares_s(site, self._mbs, tp), capacity)
+        return kind
 
     def _resident(self, tp: int, dp: int) -> tuple[float, float, float]:
         """Return resident bytes per layer, and the extra of the first and the last stage."""
@@ -205,25 +151,44 @@ class TaskRates:
         return found
 
 
+class _Kind(NamedTuple):
+    """What of a stage's site decides its layers."""
+
+    layer_s: float
+    """Rough seconds per layer and sample."""
+    head_s: float
+    """Rough seconds of the vocabulary head per sample; 0 in paper mode."""
+    capacity: float
+    """Bytes that tasklets may use on each of its GPUs."""
+
+
 def share_samples(total: int, unit_s: Sequence[float]) -> tuple[int, ...]:
     """Return samples per replica that minimise the largest `samples * unit_s`, each at least 1.
 
     Floors of the proportional shares, then one sample at a time to the replica that would finish first: exact for
-    linear costs. O(r log r) for r replicas; `total` >= r.
+    linear costs. Equally fast replicas are served together, the first of them first; `total` >= replicas.
     """
-    rate = math.fsum(1.0 / seconds for seconds in unit_s)
-    shares = [max(1, math.floor(total / (seconds * rate) + 1e-9)) for seconds in unit_s]
-    left = total - sum(shares)
-    if left > 0:
-        heap = [((share + 1) * seconds, i) for i, (share, seconds) in enumerate(zip(shares, unit_s, strict=True))]
-        heapq.heapify(heap)
-        for _ in range(left):
-            _, i = heap[0]
-            shares[i] += 1
-            heapq.heapreplace(heap, ((shares[i] + 1) * unit_s[i], i))
+    classes = Counter(unit_s)
+    rate = math.fsum([count / seconds for seconds, count in classes.items()])
+    held = {s: count * max(1, math.floor(total / (s * rate) + 1e-9)) for s, count in classes.items()}
+    left = total - sum(held.values())
+    while left > 0:
+        chosen = min(classes, key=lambda seconds: (held[seconds] // classes[seconds] + 1) * seconds)
+        given = min(left, classes[chosen] - held[chosen] % classes[chosen])
+        held[chosen] += given
+        left -= given
     while left < 0:
         # Lifting slow replicas to one sample took too many: the slowest of the others give them back.
-        i = max((i for i in range(len(shares)) if shares[i] > 1), key=lambda i: shares[i] * unit_s[i])
-        shares[i] -= 1
-        left += 1
-    return tuple(shares)
+        able = [seconds for seconds, count in classes.items() if held[seconds] > count]
+        chosen = max(able, key=lambda seconds: -(-held[seconds] // classes[seconds]) * seconds)
+        taken = min(-left, (held[chosen] - 1) % classes[chosen] + 1, held[chosen] - classes[chosen])
+        held[chosen] -= taken
+        left += taken
+    members = {seconds: _members(held[seconds], count) for seconds, count in classes.items()}
+    return tuple([next(members[seconds]) for seconds in unit_s])
+
+
+def _members(held: int, count: int) -> Iterator[int]:
+    """Yield the samples of each replica of a class."""
+    base, extra = divmod(held, count)
+    return iter([base + 1] * extra + [base] * (count - extra))

@@ -7,16 +7,15 @@ population keeps the unimproved one; `lamarckian` keeps the improved one. Unpubl
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from plans.search.arms import Arm
 from plans.search.genome import Genome
 from plans.search.mutations.registry import MUTATIONS
 from plans.search.pricing import UNPLACEABLE, Price
-from plans.search.seeds import stream
+from plans.search.seeds import Draws, draws, shares_below
 from plans.search.swap_search import improve_locality
 from plans.search.tools import SearchTools
 
@@ -46,7 +45,7 @@ class ArmState:
 
     arm: Arm
     """The arm."""
-    rng: np.random.Generator
+    rng: Draws
     """Its random stream."""
     members: list[tuple[Price, Genome]] = field(default_factory=list)
     """Population with fitness, best first."""
@@ -58,7 +57,7 @@ class ArmState:
     @classmethod
     def start(cls, arm: Arm, seed: int) -> ArmState:
         """Return an arm that nothing was spent on."""
-        return cls(arm=arm, rng=stream(seed, "arm", arm.identity))
+        return cls(arm=arm, rng=draws(seed, "arm", arm.identity))
 
     @property
     def score(self) -> Price:
@@ -73,8 +72,7 @@ class Evolution:
         """Keep tools and parameters."""
         self._tools = tools
         self._settings = settings
-        weights = np.array([weight for _, weight in MUTATIONS])
-        self._edges = np.cumsum(weights / weights.sum())
+        self._edges = shares_below([weight for _, weight in MUTATIONS])
 
     def grow(self, state: ArmState, evaluations: int, keep_going: KeepGoing, on_improved: OnImproved) -> int:
         """Spend at most `evaluations` on an arm; return how many were used.
@@ -122,10 +120,10 @@ class Evolution:
             genome = self.mutate(genome, state.rng)
         return genome
 
-    def mutate(self, genome: Genome, rng: np.random.Generator) -> Genome:
+    def mutate(self, genome: Genome, rng: Draws) -> Genome:
         """Return the candidate after one mutation that applies; unchanged when several draws found none."""
         for _ in range(8):
-            operator = MUTATIONS[int(np.searchsorted(self._edges, rng.random(), side="right"))][0]
+            operator = MUTATIONS[bisect_right(self._edges, rng.random())][0]
             changed = operator(self._tools, genome, rng)
             if changed is not None:
                 return changed
@@ -135,7 +133,7 @@ class Evolution:
     def _parent(state: ArmState) -> Genome:
         """Return the better of two members drawn at random (members are sorted)."""
         count = len(state.members)
-        return state.members[min(int(state.rng.integers(count)), int(state.rng.integers(count)))][1]
+        return state.members[min(state.rng.below(count), state.rng.below(count))][1]
 
     def _price(self, state: ArmState, genome: Genome, on_improved: OnImproved) -> Price:
         price = self._tools.pricer.price(genome)

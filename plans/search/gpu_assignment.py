@@ -9,6 +9,7 @@ import numpy as np
 
 from plans.search.groupings import Grouping
 from plans.search.problem import Problem
+from plans.search.seeds import Draws
 from plans.workflow import TaskKind
 
 
@@ -34,7 +35,7 @@ RANDOM_STYLE = GrowthStyle(first=None, noise=0.35)
 
 
 def grow_groups(
-    problem: Problem, grouping: Grouping, sizes: Sequence[int], style: GrowthStyle, rng: np.random.Generator
+    problem: Problem, grouping: Grouping, sizes: Sequence[int], style: GrowthStyle, rng: Draws
 ) -> tuple[tuple[int, ...], ...]:
     """Return GPU indices per group: its favourite machine, then the nearest ones, whole if possible."""
     order = problem.order
@@ -42,19 +43,20 @@ def grow_groups(
     taken: list[tuple[int, ...]] = [()] * len(grouping)
     for group in _turns(grouping, style, rng):
         preference = order.hbm if _likes_bandwidth(grouping, group, style, rng) else order.compute
-        liking = preference * np.exp(style.noise * rng.standard_normal(len(preference))) if style.noise else preference
+        noise = style.noise * np.array(rng.normals(len(preference))) if style.noise else 0.0
+        liking = preference * np.exp(noise)
         taken[group] = _take(free, sizes[group], liking / float(liking.max()), order.distance_s)
     return tuple(taken)
 
 
-def _turns(grouping: Grouping, style: GrowthStyle, rng: np.random.Generator) -> list[int]:
+def _turns(grouping: Grouping, style: GrowthStyle, rng: Draws) -> list[int]:
     if style.first is None:
-        return [int(index) for index in rng.permutation(len(grouping))]
+        return rng.permutation(len(grouping))
     sign = -1 if style.reverse else 1
     return sorted(range(len(grouping)), key=lambda g: (all(t.kind is not style.first for t in grouping[g]), sign * g))
 
 
-def _likes_bandwidth(grouping: Grouping, group: int, style: GrowthStyle, rng: np.random.Generator) -> bool:
+def _likes_bandwidth(grouping: Grouping, group: int, style: GrowthStyle, rng: Draws) -> bool:
     """Tell whether a group takes memory bandwidth over FLOP/s: decoding does; where it has company, styles differ."""
     kinds = {task.kind for task in grouping[group]}
     if TaskKind.GENERATION not in kinds or len(kinds) == 1:

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import numpy as np
-
 from plans.search.degrees import pp_degrees, tp_degrees
 from plans.search.machine_order import MachineOrder
+from plans.search.seeds import Draws
 from plans.spec.llm import LlmShape
 from plans.workflow import TaskKind
 
@@ -102,6 +101,7 @@ class LayoutGuesses:
         self._speed = {m: float(speed[m]) for m in self._region}
         self.subsets = self._find_subsets(tuple(gpus))
         self._units: dict[tuple[int, int, bool], list[Unit]] = {}
+        self._ranks: dict[tuple[int, int, bool], list[int]] = {}
 
     def recipes(self, *, deep: bool = False) -> list[Recipe]:
         """Return the plain recipes: all GPUs, near order; every TP, PP by powers of two, replica blocks.
@@ -133,14 +133,14 @@ class LayoutGuesses:
             found += [self._other(recipe, pp=pp) for pp in pps[max(0, at - 2) : at + 3]]
         return [other for other in dict.fromkeys(found) if other != recipe]
 
-    def random_recipe(self, rng: np.random.Generator) -> Recipe:
+    def random_recipe(self, rng: Draws) -> Recipe:
         """Return a recipe drawn evenly, coordinate by coordinate."""
-        subset = int(rng.integers(len(self.subsets)))
-        by_type = bool(rng.random() < 0.5)
+        subset = rng.below(len(self.subsets))
+        by_type = rng.random() < 0.5
         tps = self.tps(subset)
-        tp = tps[int(rng.integers(len(tps)))]
+        tp = tps[rng.below(len(tps))]
         pps = self.pps(tp, len(self.units(subset, tp, by_type=by_type)))
-        pp = pps[int(rng.integers(len(pps)))]
+        pp = pps[rng.below(len(pps))]
         arrangement = Arrangement.STAGE_BLOCKS if rng.random() < 0.5 else Arrangement.REPLICA_BLOCKS
         return Recipe(subset=subset, tp=tp, pp=pp, by_type=by_type, arrangement=arrangement)
 
@@ -153,7 +153,7 @@ class LayoutGuesses:
         if pp > len(units) or pp * tp < self._least_shards or pp > self._shape.layers:
             return None
         dp = len(units) // pp
-        chosen = self._strongest(units, dp * pp)
+        chosen = units if dp * pp == len(units) else self._strongest(recipe, units, dp * pp)
         if recipe.arrangement is Arrangement.STAGE_BLOCKS:
             if dp == 1 or pp == 1:
                 return None
@@ -201,13 +201,14 @@ class LayoutGuesses:
         values = {name: getattr(recipe, name) for name in ("subset", "tp", "pp", "by_type", "arrangement")}
         return Recipe(**(values | changes))
 
-    def _strongest(self, units: Sequence[Unit], count: int) -> list[Unit]:
+    def _strongest(self, recipe: Recipe, units: Sequence[Unit], count: int) -> list[Unit]:
         """Return `count` units, the slowest left out, in the given order."""
-        if count == len(units):
-            return list(units)
-        ranked = sorted(range(len(units)), key=lambda i: (-self._speed[self._where[units[i][0]]], i))
-        kept = set(ranked[:count])
-        return [unit for i, unit in enumerate(units) if i in kept]
+        key = (recipe.subset, recipe.tp, recipe.by_type)
+        ranked = self._ranks.get(key)
+        if ranked is None:
+            speed = [-self._speed[self._where[unit[0]]] for unit in units]
+            ranked = self._ranks[key] = sorted(range(len(units)), key=speed.__getitem__)
+        return [units[i] for i in sorted(ranked[:count])]
 
     def _find_subsets(self, gpus: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return all GPUs, then without the slowest types, then the strongest regions alone."""

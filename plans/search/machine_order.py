@@ -70,6 +70,41 @@ class MachineOrder:
         return tuple(order.index(r) for r in range(len(first)))
 
     @cached_property
+    def twins(self) -> tuple[tuple[int, ...], ...]:
+        """Machines that may change places without changing any price: same GPUs, same links to all others."""
+        view, classes = self.view, list[list[int]]()
+        for machine in range(len(view.machine_names)):
+            home = next((members for members in classes if self._are_alike(members[0], machine)), None)
+            if home is None:
+                classes.append([machine])
+            else:
+                home.append(machine)
+        return tuple(tuple(members) for members in classes)
+
+    def _are_alike(self, a: int, b: int) -> bool:
+        view = self.view
+        if self._kind_of(a) != self._kind_of(b):
+            return False
+        others = np.ones(len(view.machine_names), dtype=bool)
+        others[[a, b]] = False
+        for matrix in (view.machine_latency_s, view.machine_s_per_byte):
+            if matrix[a, a] != matrix[b, b] or matrix[a, b] != matrix[b, a]:
+                return False
+            if not (np.array_equal(matrix[a, others], matrix[b, others])
+                    and np.array_equal(matrix[others, a], matrix[others, b])):  # fmt: skip
+                return False
+        return True
+
+    def _kind_of(self, machine: int) -> tuple[object, ...]:
+        view = self.view
+        first = int(np.searchsorted(view.machine_of, machine))
+        return (
+            int(self._gpus_per_machine[machine]), int(view.region_of_machine[machine]),
+            int(view.zone_of_machine[machine]), int(view.type_of[first]), float(view.memory_bytes[first]),
+            float(view.reserve_bytes[first]),
+        )  # fmt: skip
+
+    @cached_property
     def _gpus_per_machine(self) -> NDArray[np.float64]:
         return np.bincount(self.view.machine_of, minlength=len(self.view.machine_names)).astype(np.float64)
 

@@ -7,15 +7,15 @@ mutations of the evolutionary algorithm and the moves between arms.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from plans.search.evolution import Evolution, KeepGoing, OnImproved
 from plans.search.genome import Genome
 from plans.search.pricing import Price
 from plans.search.regroup import REGROUP_MOVES
+from plans.search.seeds import Draws, shares_below
 from plans.search.tools import SearchTools
 
 #: Relative worsening accepted with probability 1/e at the start of a walk; falls to zero along it.
@@ -30,7 +30,7 @@ PATIENCE = 150
 class WalkState:
     """One walk."""
 
-    rng: np.random.Generator
+    rng: Draws
     """Its random stream."""
     current: tuple[Price, Genome]
     """Where it stands."""
@@ -47,8 +47,7 @@ class Polish:
         """Keep tools and the evolutionary algorithm's mutations."""
         self._tools = tools
         self._evolution = evolution
-        weights = np.array([weight for _, weight in REGROUP_MOVES])
-        self._edges = np.cumsum(weights / weights.sum())
+        self._edges = shares_below([weight for _, weight in REGROUP_MOVES])
 
     def walk(
         self,
@@ -85,7 +84,7 @@ class Polish:
     def _neighbour(self, state: WalkState) -> Genome:
         genome, rng = state.current[1], state.rng
         if rng.random() < REGROUP_SHARE:
-            move = REGROUP_MOVES[int(np.searchsorted(self._edges, rng.random(), side="right"))][0]
+            move = REGROUP_MOVES[bisect_right(self._edges, rng.random())][0]
             moved = move(self._tools, genome, rng)
             if moved is not None:
                 return moved
@@ -99,4 +98,4 @@ class Polish:
         if not price.is_feasible or temperature <= 0.0:
             return False
         worse = price.score_s / now.score_s - 1.0
-        return bool(state.rng.random() < math.exp(-worse / temperature))
+        return state.rng.random() < math.exp(-worse / temperature)

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from plans.cost.cache import BoundedCache
 from plans.cost.compact import CompactPlan, CompactTask
 from plans.cost.evaluator import Evaluation, PlanEvaluator
-from plans.memory import TaskMemory
+from plans.cost.lineup import Lineup, lineup_of
 from plans.search.balancing import Balancing, TaskRates, share_samples
 from plans.search.genome import Genome
 from plans.search.layouts import LayerSplit, TaskLayout
@@ -50,12 +51,13 @@ class Pricer:
         job: Job = evaluator.job
         self._total = job.num_samples
         self._rates = {task: TaskRates(evaluator, task, self._micro_batch(task)) for task in evaluator.tasks}
-        self._generation_memory = TaskMemory(job, RlTask.ACTOR_GENERATION)
-        self._usable = np.minimum(
-            job.generation.memory_fraction * evaluator.view.memory_bytes,
-            evaluator.view.memory_bytes - evaluator.view.reserve_bytes,
-        )
+        view = evaluator.view
+        self._machine_of: list[int] = view.machine_of.tolist()
+        usable = np.minimum(job.generation.memory_fraction * view.memory_bytes, view.memory_bytes - view.reserve_bytes)
+        first = view.machine_of.searchsorted(range(len(view.machine_names)))
+        self._usable: list[float] = usable[first].tolist()
         self._cap = job.generation.max_num_seqs
+        self._decoding: BoundedCache[tuple[CompactTask, tuple[int, ...]], CompactTask] = BoundedCache(CACHE_ENTRIES)
         self._even = lru_cache(maxsize=CACHE_ENTRIES)(self._even_uncached)
         self._balanced = lru_cache(maxsize=CACHE_ENTRIES)(self._balanced_uncached)
 
@@ -96,28 +98,42 @@ class Pricer:
             layout: its layout.
             held_bytes: bytes of other models assumed on each GPU (they take room from the key/value cache).
         """
-        if task.kind is TaskKind.GENERATION:
-            return self._generation_s(layout, held_bytes)
-        placement = self._balanced(task, layout)
-        if placement is None:
+        if layout.dp > self._total:
             return math.inf, math.inf
-        share = self._rates[task].resident_share(placement.gpus, placement.layers)
-        return self.evaluator.task_cost(task, placement).total_s, share
-
-    def _generation_s(self, layout: TaskLayout, held_bytes: float) -> tuple[float, float]:
-        even = self._even(RlTask.ACTOR_GENERATION, layout, None)
-        if even is None:
+        rates, pricer, mbs = self._rates[task], self.evaluator.pricer_of(task), self._micro_batch(task)
+        lineup = lineup_of(self._machine_of, layout.gpus, layout.pp, layout.tp)
+        layers = rates.layers_of(lineup, layout.split if self.balancing.layers else LayerSplit.EVEN)
+        if layers is None:
             return math.inf, math.inf
-        model = self.evaluator.memory.task_memory(RlTask.ACTOR_GENERATION, even).model
-        resident = np.zeros(self.evaluator.view.num_gpus)
-        resident[even.flat] = model + held_bytes
-        rooms = self._rooms(even, resident)
+        share = rates.share_of(lineup, layers)
+        samples = self._even_samples(layout.dp)
+        if task.kind is not TaskKind.GENERATION:
+            if self.balancing.other_samples:
+                samples = self._samples(task, lineup, layers, samples, ())
+            return pricer.task_s(lineup, layers, mbs, samples, ()), share
+        rooms = self._lone_rooms(lineup, layers, held_bytes)
         if min(rooms) < 1:
             return math.inf, math.inf
-        placement = self._with_samples(RlTask.ACTOR_GENERATION, even, rooms)
-        batches = tuple(max(1, min(room, samples)) for room, samples in zip(rooms, placement.samples, strict=True))
-        cost = self.evaluator.task_cost(RlTask.ACTOR_GENERATION, placement, batches)
-        return cost.total_s, self._rates[RlTask.ACTOR_GENERATION].resident_share(even.gpus, even.layers)
+        if self.balancing.generation_samples:
+            samples = self._samples(task, lineup, layers, samples, rooms)
+        batches = [max(1, min(room, count)) for room, count in zip(rooms, samples, strict=True)]
+        return pricer.task_s(lineup, layers, mbs, samples, batches), share
+
+    def _lone_rooms(self, lineup: Lineup, layers: tuple[int, ...], held_bytes: float) -> list[int]:
+        """Return how many sequences each replica of generation can decode together beside what is held."""
+        dp, tp, task = len(lineup.rows), lineup.tp, RlTask.ACTOR_GENERATION
+        memory = self.evaluator.memory
+        resident = memory.stage_bytes(task, layers, tp, dp).tolist()
+        per_sequence = memory.cache_bytes(layers, tp).tolist()
+        rooms = {}
+        for row in set(lineup.rows):
+            fits = []
+            for site, held, each in zip(row, resident, per_sequence, strict=True):
+                places = (site,) if isinstance(site, int) else site
+                free = min([self._usable[machine] for machine in places]) - held - held_bytes
+                fits.append(math.floor(free / each))
+            rooms[row] = max(0, min(self._cap, *fits))
+        return [rooms[row] for row in lineup.rows]
 
     def _generation(self, genome: Genome, tasks: Mapping[RlTask, CompactTask]) -> CompactTask | None:
         layout = genome.layouts[RlTask.ACTOR_GENERATION]
@@ -127,37 +143,37 @@ class Pricer:
             training.tp,
         )
         even = self._even(RlTask.ACTOR_GENERATION, layout, training.layers if in_place else None)
-        if even is None or not self.balancing.generation_samples:
+        if even is None or not self.balancing.generation_samples or even.dp == 1:
             return even
         group = genome.grouping[genome.group_of(RlTask.ACTOR_GENERATION)]
         members = {task: even if task is RlTask.ACTOR_GENERATION else tasks[task] for task in group}
-        rooms = self.evaluator.memory.group_memory(group, members).decode_rooms
-        return self._with_samples(RlTask.ACTOR_GENERATION, even, rooms)
+        rooms = self.evaluator.memory.decode_rooms(group, members)
+        key = (even, rooms)
+        found = self._decoding.get(key)
+        if found is None:
+            lineup = self.evaluator.lineup(even)
+            samples = self._samples(RlTask.ACTOR_GENERATION, lineup, even.layers, even.samples, rooms)
+            found = even if samples == even.samples else even.with_samples(samples)
+            self._decoding.put(key, found)
+        return found
 
-    def _rooms(self, placement: CompactTask, resident: np.ndarray) -> tuple[int, ...]:
-        """Return how many sequences each replica can decode together beside what is resident."""
-        per_stage = np.array([self._generation_memory.cache_bytes(layers, placement.tp) for layers in placement.layers])
-        free = (self._usable[placement.gpus] - resident[placement.gpus]) / per_stage[None, :, None]
-        return tuple(min(self._cap, max(0, int(room))) for room in np.floor(free.min(axis=(1, 2))).tolist())
-
-    def _with_samples(self, task: RlTask, even: CompactTask, rooms: tuple[int, ...]) -> CompactTask:
-        """Return the placement with samples in proportion to the replicas' speed."""
-        if len(even.samples) == 1:
+    def _samples(
+        self, task: RlTask, lineup: Lineup, layers: tuple[int, ...], even: tuple[int, ...], rooms: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Return samples per replica in proportion to speed; the even ones where all are equally fast."""
+        if len(even) == 1:
             return even
-        batches = [max(1, room) for room in rooms]
-        units = self._rates[task].replica_unit_s(even.gpus, even.layers, batches)
-        unit_s = self._exact_units(task, even, batches) if units is None else units.tolist()
-        if max(unit_s) <= min(unit_s) * (1.0 + 1e-9) or not math.isfinite(max(unit_s)):
+        rates, tp = self._rates[task], lineup.tp
+        places = list(zip(lineup.rows, rooms, strict=True)) if rooms else [(row, 1) for row in lineup.rows]
+        units = {place: rates.unit_s(place[0], layers, tp, max(1, place[1])) for place in set(places)}
+        slowest = max(units.values())
+        if slowest <= min(units.values()) * (1.0 + 1e-9) or not math.isfinite(slowest):
             return even
-        samples = share_samples(self._total, unit_s)
-        return CompactTask(even.gpus, even.layers, samples, even.micro_batch_size)
+        return share_samples(self._total, [units[place] for place in places])
 
-    def _exact_units(self, task: RlTask, even: CompactTask, batches: Sequence[int]) -> list[float]:
-        """Return seconds per sample of each replica by the evaluator (any placement, slower)."""
-        return [
-            max(1e-12, self.evaluator.replica_s(task, even, index, samples, batches[index] if batches else 1)) / samples
-            for index, samples in enumerate(even.samples)
-        ]
+    def _even_samples(self, dp: int) -> tuple[int, ...]:
+        base, extra = divmod(self._total, dp)
+        return (base + 1,) * extra + (base,) * (dp - extra)
 
     def _micro_batch(self, task: RlTask) -> int:
         """Return the micro-batch size of a task: the job's for training, 1 elsewhere."""
@@ -167,21 +183,17 @@ class Pricer:
         """Return the placement with equal samples; `layers` overrides the split."""
         if layout.dp > self._total:
             return None
-        grid = np.array(layout.gpus, dtype=np.int32).reshape(layout.dp, layout.pp, layout.tp)
+        lineup = lineup_of(self._machine_of, layout.gpus, layout.pp, layout.tp)
         if layers is None:
-            layers = self._layers(task, layout, grid)
+            layers = self._rates[task].layers_of(lineup, layout.split if self.balancing.layers else LayerSplit.EVEN)
         if layers is None:
             return None
-        base, extra = divmod(self._total, layout.dp)
-        samples = tuple(base + (1 if index < extra else 0) for index in range(layout.dp))
-        return CompactTask(grid, layers, samples, self._micro_batch(task))
-
-    def _layers(self, task: RlTask, layout: TaskLayout, grid: np.ndarray) -> tuple[int, ...] | None:
-        split = layout.split if self.balancing.layers else LayerSplit.EVEN
-        return self._rates[task].layers(grid, split)
+        grid = np.array(layout.gpus, dtype=np.int32).reshape(layout.dp, layout.pp, layout.tp)
+        return CompactTask(grid, layers, self._even_samples(layout.dp), self._micro_batch(task))
 
     def _balanced_uncached(self, task: RlTask, layout: TaskLayout) -> CompactTask | None:
-        even = self._even(task, layout, None)
+        even = self._even_uncached(task, layout, None)
         if even is None or not self.balancing.other_samples:
             return even
-        return self._with_samples(task, even, ())
+        samples = self._samples(task, self.evaluator.lineup(even), even.layers, even.samples, ())
+        return even if samples == even.samples else even.with_samples(samples)

@@ -7,7 +7,9 @@ the best ones. Results are kept per task and set of GPUs; equal models of one ki
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from plans.search.layouts import LayoutGuesses, Recipe, TaskLayout
 from plans.search.pricing import Pricer
@@ -26,6 +28,20 @@ KEPT = 16
 CACHE_GPUS = 4_000_000
 #: GPUs times entries of the cache of guess sources.
 GUESS_GPUS = 200_000
+
+
+class Ranking(NamedTuple):
+    """Layouts of a task on a set of GPUs, fastest first."""
+
+    entries: tuple[RankedLayout, ...]
+    """Layouts on the set's representative."""
+    gpus: dict[int, int]
+    """GPU of the representative -> GPU of the set."""
+
+    def layout(self, index: int) -> TaskLayout:
+        """Return a layout on the set itself."""
+        entry, gpus = self.entries[index].layout, self.gpus
+        return replace(entry, gpus=tuple([gpus[gpu] for gpu in entry.gpus]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +65,18 @@ class Ranker:
         self._pricer = pricer
         self._cache: dict[tuple[RlTask, tuple[int, ...], int, bool], tuple[RankedLayout, ...]] = {}
         self._cached_gpus = 0
+        view = problem.view
+        self._machine_of: list[int] = view.machine_of.tolist()
+        self._first_gpu: list[int] = view.machine_of.searchsorted(range(len(view.machine_names))).tolist()
         self._guesses: dict[tuple[RlTask, tuple[int, ...]], LayoutGuesses] = {}
         self._twin = {task: self._first_equal(task) for task in problem.workflow.tasks}
 
     def ranked(
         self, task: RlTask, gpus: tuple[int, ...], companions: tuple[RlTask, ...], *, deep: bool = False
-    ) -> tuple[RankedLayout, ...]:
+    ) -> Ranking:
         """Return good layouts, fastest first, low-memory ones included.
+
+        Sets with as many GPUs on each machine, or on machines that are alike, share one answer.
 
         Args:
             task: the task.
@@ -68,16 +89,35 @@ class Ranker:
             others = [self._problem.resident_bytes[other] for other in companions if other is not task]
             held = sum(others) / len(gpus)
         deep = deep and len(gpus) <= DEEP_GPUS
-        key = (self._twin[task], gpus, round(held), deep)
+        signature, names = self._representative(gpus)
+        key = (self._twin[task], signature, round(held), deep)
         found = self._cache.get(key)
         if found is None:
-            found = self._rank(self._twin[task], gpus, held, deep=deep)
+            found = self._rank(self._twin[task], tuple(sorted(names)), held, deep=deep)
             self._cached_gpus += sum(len(entry.layout.gpus) for entry in found) + len(gpus)
             if self._cached_gpus > CACHE_GPUS:
                 self._cache.clear()
                 self._cached_gpus = 0
             self._cache[key] = found
-        return found
+        return Ranking(found, names)
+
+    def _representative(self, gpus: tuple[int, ...]) -> tuple[tuple[int, ...], dict[int, int]]:
+        """Return how many GPUs each machine of the set's representative has, and its GPUs with those of the set."""
+        machines = [self._machine_of[gpu] for gpu in gpus]
+        counts = Counter(machines)
+        stands_for: dict[int, int] = {}
+        signature = [0] * len(self._first_gpu)
+        for members in self._problem.order.twins:
+            held = [machine for machine in members if machine in counts]
+            held.sort(key=counts.__getitem__, reverse=True)
+            for place, machine in zip(members, held, strict=False):
+                signature[place] = counts[machine]
+                stands_for[machine] = self._first_gpu[place]
+        names: dict[int, int] = {}
+        for gpu, machine in zip(gpus, machines, strict=True):
+            names[stands_for[machine]] = gpu
+            stands_for[machine] += 1
+        return tuple(signature), names
 
     def guesses(self, task: RlTask, gpus: tuple[int, ...]) -> LayoutGuesses:
         """Return the source of layouts of a task on a set of GPUs."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from plans.search.genome import Genome
 from plans.search.groupings import Grouping
 from plans.search.layouts import TaskLayout
 from plans.search.mutations.exchange_machines import exchange_machines
+from plans.search.seeds import Draws
 from plans.search.tools import SearchTools
 from plans.spec.job import Mode
 from plans.workflow import RlTask
@@ -22,19 +21,19 @@ from plans.workflow import RlTask
 #: Share of moves after which the groups' layouts are ranked anew, which costs as much as some hundred evaluations.
 RANK_SHARE = 0.3
 
-Move = Callable[[SearchTools, Genome, np.random.Generator], Genome | None]
+Move = Callable[[SearchTools, Genome, Draws], Genome | None]
 
 
-def move_gpus(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+def move_gpus(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     """Move some GPUs of one machine from one group to another; None with one group."""
     if len(genome.grouping) < 2:
         return None
-    source, target = (int(index) for index in rng.choice(len(genome.grouping), size=2, replace=False))
+    source, target = rng.pair(len(genome.grouping))
     members = genome.gpus[source]
     machine_of = tools.problem.view.machine_of
-    machine = machine_of[members[int(rng.integers(len(members)))]]
+    machine = machine_of[members[rng.below(len(members))]]
     block = [gpu for gpu in members if machine_of[gpu] == machine]
-    count = len(block) if rng.random() < 0.5 else int(rng.integers(1, len(block) + 1))
+    count = len(block) if rng.random() < 0.5 else rng.between(1, len(block))
     if count >= len(members):
         return None
     moved = set(block[-count:])
@@ -44,7 +43,7 @@ def move_gpus(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> G
     return _refitted(tools, genome, genome.grouping, tuple(gpus), {source, target}, rng)
 
 
-def exchange_and_refit(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+def exchange_and_refit(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     """Exchange machines between two groups and lay their tasks out again; None with one group."""
     exchanged = exchange_machines(tools, genome, rng)
     if exchanged is None:
@@ -53,17 +52,17 @@ def exchange_and_refit(tools: SearchTools, genome: Genome, rng: np.random.Genera
     return _refitted(tools, exchanged, genome.grouping, exchanged.gpus, touched, rng)
 
 
-def swap_groups(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+def swap_groups(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     """Exchange all GPUs of two groups and lay their tasks out again; None with one group."""
     if len(genome.grouping) < 2:
         return None
-    a, b = (int(index) for index in rng.choice(len(genome.grouping), size=2, replace=False))
+    a, b = rng.pair(len(genome.grouping))
     gpus = list(genome.gpus)
     gpus[a], gpus[b] = gpus[b], gpus[a]
     return _refitted(tools, genome, genome.grouping, tuple(gpus), {a, b}, rng)
 
 
-def swap_tasks(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+def swap_tasks(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     """Let two tasks of one kind trade groups; None where no such pair is apart."""
     tasks = list(genome.layouts)
     pairs = [
@@ -74,7 +73,7 @@ def swap_tasks(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> 
     ]
     if not pairs:
         return None
-    first, second = pairs[int(rng.integers(len(pairs)))]
+    first, second = pairs[rng.below(len(pairs))]
     trade = {first: second, second: first}
     grouping = tuple(
         tuple(sorted((trade.get(task, task) for task in group), key=_position)) for group in genome.grouping
@@ -83,7 +82,7 @@ def swap_tasks(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> 
     return _refitted(tools, genome, grouping, genome.gpus, touched, rng)
 
 
-def move_task(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+def move_task(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     """Move a task of a group of several into another group; None where there is no such pair."""
     pairs = [
         (task, source, target)
@@ -95,7 +94,7 @@ def move_task(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> G
     ]
     if not pairs:
         return None
-    task, source, target = pairs[int(rng.integers(len(pairs)))]
+    task, source, target = pairs[rng.below(len(pairs))]
     groups = list(genome.grouping)
     groups[source] = tuple(other for other in groups[source] if other is not task)
     groups[target] = tuple(sorted((*groups[target], task), key=_position))
@@ -104,12 +103,12 @@ def move_task(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> G
     return _refitted(tools, genome, tuple(groups), genome.gpus, {source, target}, rng)
 
 
-def merge_groups(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+def merge_groups(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     """Make one group of two; None with one group or where async mode forbids it."""
     count = len(genome.grouping)
     if count < 2:
         return None
-    a, b = sorted(int(index) for index in rng.choice(count, size=2, replace=False))
+    a, b = sorted(rng.pair(count))
     merged = tuple(sorted((*genome.grouping[a], *genome.grouping[b]), key=_position))
     if not _is_allowed(tools, merged):
         return None
@@ -119,17 +118,16 @@ def merge_groups(tools: SearchTools, genome: Genome, rng: np.random.Generator) -
     return _refitted(tools, genome, tuple(groups), tuple(gpus), {a}, rng)
 
 
-def split_group(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+def split_group(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     """Cut a group of several tasks in two, with machines in proportion to their work; None where none can be cut."""
     wide = [g for g, tasks in enumerate(genome.grouping) if len(tasks) > 1 and len(genome.gpus[g]) > 1]
     if not wide:
         return None
-    group = wide[int(rng.integers(len(wide)))]
+    group = wide[rng.below(len(wide))]
     tasks = genome.grouping[group]
-    chosen = rng.random(len(tasks)) < 0.5
-    if chosen.all() or not chosen.any():
+    left = tuple(task for task in tasks if rng.random() < 0.5)
+    if len(left) in {0, len(tasks)}:
         return None
-    left = tuple(task for task, is_left in zip(tasks, chosen, strict=True) if is_left)
     right = tuple(task for task in tasks if task not in left)
     order = tools.problem.order.chain_rank
     machine_of = tools.problem.view.machine_of
@@ -144,16 +142,16 @@ def split_group(tools: SearchTools, genome: Genome, rng: np.random.Generator) ->
     return _refitted(tools, genome, groups, gpus, {group, len(groups) - 1}, rng)
 
 
-def refit(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+def refit(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     """Give one task the next layouts of its ranking; None where it has none."""
     tasks = list(genome.layouts)
-    task = tasks[int(rng.integers(len(tasks)))]
+    task = tasks[rng.below(len(tasks))]
     group = genome.group_of(task)
     ranked = tools.ranker.ranked(task, genome.gpus[group], genome.grouping[group], deep=True)
-    if not ranked:
+    if not ranked.entries:
         return None
     # Faster layouts are likelier: squaring a uniform draw favours the front of the list.
-    layout = ranked[int(len(ranked) * rng.random() ** 2)].layout
+    layout = ranked.layout(int(len(ranked.entries) * rng.random() ** 2))
     return None if layout == genome.layouts[task] else genome.with_layout(task, layout)
 
 
@@ -176,7 +174,7 @@ def _refitted(
     grouping: Grouping,
     gpus: tuple[tuple[int, ...], ...],
     touched: set[int],
-    rng: np.random.Generator,
+    rng: Draws,
 ) -> Genome:
     """Return the candidate with new layouts in the groups touched: the same recipes, or now and then ranked anew."""
     layouts = dict(genome.layouts)

@@ -6,10 +6,9 @@ which is what successive halving lives on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
-
-import numpy as np
+from itertools import accumulate, pairwise
 
 from plans.search.genome import Genome
 from plans.search.gpu_assignment import PLAIN_STYLES, RANDOM_STYLE, grow_groups
@@ -19,12 +18,17 @@ from plans.search.pricing import Pricer
 from plans.search.problem import Problem
 from plans.search.random_layout import random_layout
 from plans.search.ranking import RankedLayout, Ranker
+from plans.search.seeds import Draws, draws
 from plans.workflow import RlTask
 
 #: The seed that is drawn as in the paper, uniformly at levels 3 to 5.
 RANDOM_SEED = 7
 #: Exchanges of a layout for a leaner one before a group counts as overfull.
 _FIT_STEPS = 40
+
+
+#: Stands for the layouts of a task that has none on its GPUs: slow, and it fills them.
+_NOTHING = (RankedLayout(1e9, 1.0, TaskLayout(1, 1, 1, ())),)
 
 
 class Seeder:
@@ -36,7 +40,7 @@ class Seeder:
         self.pricer = pricer
         self.ranker = ranker
 
-    def seed(self, grouping: Grouping, sizes: Sequence[int], index: int, rng: np.random.Generator) -> Genome:
+    def seed(self, grouping: Grouping, sizes: Sequence[int], index: int, rng: Draws) -> Genome:
         """Return the index-th candidate of an arm: plain growth styles first, then random growth; one is all random.
 
         With a single group there is nothing to grow, so its candidates differ in their layouts only.
@@ -56,11 +60,11 @@ class Seeder:
         ordered = {task: layouts[task] for task in self.problem.workflow.tasks}
         return Genome(grouping, tuple(gpus), ordered)
 
-    def random(self, grouping: Grouping, sizes: Sequence[int], rng: np.random.Generator) -> Genome:
+    def random(self, grouping: Grouping, sizes: Sequence[int], rng: Draws) -> Genome:
         """Return a candidate drawn at random at levels 3 to 5, as in the paper."""
         drawn = rng.permutation(self.problem.view.num_gpus)
-        edges = np.concatenate(([0], np.cumsum(sizes)))
-        gpus = tuple(tuple(sorted(int(gpu) for gpu in drawn[a:b])) for a, b in pairwise(edges))
+        edges = (0, *accumulate(sizes))
+        gpus = tuple(tuple(sorted(drawn[a:b])) for a, b in pairwise(edges))
         layouts = {}
         for tasks, members in zip(grouping, gpus, strict=True):
             for task in tasks:
@@ -75,12 +79,8 @@ class Seeder:
         Starts with the fastest of each and, while the models of some GPU exceed its memory, takes the exchange that
         frees memory at the least loss of time.
         """
-        options = {task: self.ranker.ranked(task, gpus, tasks, deep=deep) for task in tasks}
-        for task in tasks:
-            if not options[task]:
-                rng = np.random.default_rng(len(gpus))
-                layout = random_layout(self.problem, task, gpus, rng)
-                options[task] = (RankedLayout(1e9, 1.0, layout),)
+        rankings = {task: self.ranker.ranked(task, gpus, tasks, deep=deep) for task in tasks}
+        options = {task: ranking.entries or _NOTHING for task, ranking in rankings.items()}
         chosen = dict.fromkeys(tasks, 0)
         for _ in range(_FIT_STEPS):
             if sum(options[task][chosen[task]].share for task in tasks) <= 1.0:
@@ -89,13 +89,17 @@ class Seeder:
             if step is None:
                 break
             chosen[step[0]] = step[1]
-        return {task: options[task][chosen[task]].layout for task in tasks}
+        rng = draws(len(gpus), "layouts of last resort")
+        return {
+            task: ranking.layout(chosen[task]) if ranking.entries else random_layout(self.problem, task, gpus, rng)
+            for task, ranking in rankings.items()
+        }
 
     @staticmethod
     def _leanest_step(
         options: dict[RlTask, tuple[RankedLayout, ...]], chosen: dict[RlTask, int]
     ) -> tuple[RlTask, int] | None:
-        best, step = np.inf, None
+        best, step = math.inf, None
         for task, ranked in options.items():
             now = ranked[chosen[task]]
             for index, other in enumerate(ranked):

@@ -19,7 +19,7 @@ from plans.search.pricing import Price
 from plans.search.problem import Problem
 from plans.search.protocol import Outcome
 from plans.search.run import Incumbent, SearchRun
-from plans.search.seeds import stream
+from plans.search.seeds import draws
 from plans.search.successive_halving import NestedHalving, least_budget
 
 #: Most arms per grouping.
@@ -201,7 +201,7 @@ class _Search:
         by_grouping = {genome.grouping: (price, genome) for price, genome in reversed(best)}
         starts += sorted(by_grouping.values(), key=lambda entry: entry[0])
         walks = [
-            WalkState(rng=stream(self.run.seed, "walk", index), current=start, best=start)
+            WalkState(rng=draws(self.run.seed, "walk", index), current=start, best=start)
             for index, start in enumerate(starts[: WALKS[0]])
         ]
         return [walk for walk in walks if walk.best[0].overflow_bytes < float("inf")]

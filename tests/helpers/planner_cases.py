@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from plans.cost.compact import CompactPlan, CompactTask
+from plans.cost.evaluator import PlanEvaluator
+from plans.cost.task_cost import ReplicaPlacement, StagePlacement, TaskCost, task_cost
 from plans.spec.cluster import Cluster
 from plans.spec.job import Job
 from plans.spec.load import cluster_from_document, job_from_document
@@ -65,6 +68,22 @@ def paper_job(shape: object = "qwen3-8b", *, algorithm: str = "ppo", mode: str =
 def hand_task(grid: object, layers: Sequence[int], samples: Sequence[int], mbs: int = 1) -> CompactTask:
     """Return a task placement from nested lists of GPU indices [dp, pp, tp]."""
     return CompactTask(np.array(grid, dtype=np.int32), tuple(layers), tuple(samples), mbs)
+
+
+def cost_of(evaluator: PlanEvaluator, task: RlTask, placement: CompactTask, batches: tuple[int, ...] = ()) -> TaskCost:
+    """Return the cost by the readable formulas; it must be what the evaluator says."""
+    replicas = [
+        ReplicaPlacement(
+            samples=samples,
+            micro_batch_size=placement.micro_batch_size,
+            stages=tuple(map(StagePlacement, placement.layers, stages)),
+            decode_batch=batches[index] if batches else 1,
+        )
+        for index, (samples, stages) in enumerate(zip(placement.samples, placement.stages, strict=True))
+    ]
+    cost = task_cost(evaluator.terms[task], evaluator.view, evaluator.links, replicas)
+    assert evaluator.task_s(task, placement, batches) == pytest.approx(cost.total_s, rel=1e-12)
+    return cost
 
 
 def random_plan(cluster: Cluster, job: Job, rng: np.random.Generator) -> CompactPlan:

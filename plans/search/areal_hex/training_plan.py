@@ -116,7 +116,7 @@ class TrainingPlanner:
         placement = CompactTask(grid, layers, samples, self._mbs(task))
         if grid.shape[0] > 1:
             placement = self._balanced(task, placement)
-        seconds = self._evaluator.task_cost(task, placement).total_s
+        seconds = self._evaluator.task_s(task, placement)
         share = rates.resident_share(placement.gpus, layers)
         return Placed(seconds, share, placement) if math.isfinite(seconds) and share <= 1.0 else None
 

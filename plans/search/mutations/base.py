@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from plans.search.genome import Genome
+from plans.search.seeds import Draws
 from plans.search.tools import SearchTools
 
-Mutation = Callable[[SearchTools, Genome, np.random.Generator], Genome | None]
+Mutation = Callable[[SearchTools, Genome, Draws], Genome | None]
 """A changed candidate, or None where the operator does not apply. Grouping and group sizes never change."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from plans.search.genome import Genome
 from plans.search.layouts import LayerSplit
 from plans.search.random_layout import random_layout
+from plans.search.seeds import Draws
 from plans.search.tools import SearchTools
 from plans.workflow import RlTask
 
@@ -19,16 +18,16 @@ SPLIT_SHARE = 0.15
 _SPLITS = tuple(LayerSplit)
 
 
-def change_degrees(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+def change_degrees(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     """Return the candidate with new degrees, placement or layer split of one task."""
     tasks: list[RlTask] = list(genome.layouts)
-    task = tasks[int(rng.integers(len(tasks)))]
+    task = tasks[rng.below(len(tasks))]
     group = genome.group_of(task)
     gpus, drawn = genome.gpus[group], rng.random()
     if drawn < RANDOM_SHARE:
         return genome.with_layout(task, random_layout(tools.problem, task, gpus, rng))
     if drawn < RANDOM_SHARE + SPLIT_SHARE:
-        split = _SPLITS[int(rng.integers(len(_SPLITS)))]
+        split = _SPLITS[rng.below(len(_SPLITS))]
         now = genome.layouts[task]
         return None if now.pp == 1 or split is now.split else genome.with_layout(task, replace(now, split=split))
     guesses = tools.ranker.guesses(task, gpus)

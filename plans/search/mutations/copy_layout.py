@@ -6,14 +6,13 @@ tasks of equal models want the same placement: such pairs are unlikely to arise 
 
 from __future__ import annotations
 
-import numpy as np
-
 from plans.search.genome import Genome
+from plans.search.seeds import Draws
 from plans.search.tools import SearchTools
 from plans.workflow import shape_of
 
 
-def copy_layout(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+def copy_layout(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     """Return the candidate with one layout copied, or None where no group has two tasks that differ."""
     pairs = [
         (source, target)
@@ -27,5 +26,5 @@ def copy_layout(tools: SearchTools, genome: Genome, rng: np.random.Generator) ->
     ]
     if not pairs:
         return None
-    source, target = pairs[int(rng.integers(len(pairs)))]
+    source, target = pairs[rng.below(len(pairs))]
     return genome.with_layout(target, genome.layouts[source])

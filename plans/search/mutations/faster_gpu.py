@@ -6,14 +6,13 @@ give up is drawn in proportion to 1 / TFLOPS, its replacement among the strictly
 
 from __future__ import annotations
 
-import numpy as np
-
 from plans.search.genome import Genome
+from plans.search.seeds import Draws
 from plans.search.tools import SearchTools
 from plans.workflow import TaskKind
 
 
-def faster_gpu(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> Genome | None:
+def faster_gpu(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     """Return the candidate with one slow training GPU exchanged, or None where no faster GPU is free for it."""
     trains = [any(task.kind is TaskKind.TRAINING for task in tasks) for tasks in genome.grouping]
     donors = [gpu for gpus, busy in zip(genome.gpus, trains, strict=True) if not busy for gpu in gpus]
@@ -21,10 +20,9 @@ def faster_gpu(tools: SearchTools, genome: Genome, rng: np.random.Generator) -> 
     if not donors or not members:
         return None
     speed = tools.problem.view.compute_flop_per_s
-    weights = 1.0 / speed[members]
-    slow = members[int(rng.choice(len(members), p=weights / weights.sum()))]
+    slow = rng.weighted(members, (1.0 / speed[members]).tolist())
     faster = [gpu for gpu in donors if speed[gpu] > speed[slow]]
     if not faster:
         return None
-    fast = faster[int(rng.integers(len(faster)))]
+    fast = faster[rng.below(len(faster))]
     return genome.exchanged({slow: fast, fast: slow})

@@ -11,7 +11,7 @@ from plans.cost.flops import paper_layer_flop
 from plans.cost.iteration import phi
 from plans.spec.llm import BUILT_IN_SHAPES
 from plans.workflow import RlTask, workflow_of
-from tests.helpers.planner_cases import hand_task, paper_cluster, paper_job
+from tests.helpers.planner_cases import cost_of, hand_task, paper_cluster, paper_job
 
 DIGITS = 1e-6
 
@@ -20,20 +20,20 @@ def test_training_dp3_tp8_equals_the_golden_row() -> None:
     cluster = paper_cluster([("A100-40", "va", 8)] * 3)
     evaluator = PlanEvaluator(cluster, paper_job(), CostModel.paper())
     placement = hand_task(np.arange(24).reshape(3, 1, 8), [36], [1024] * 3)
-    cost = evaluator.task_cost(RlTask.ACTOR_TRAINING, placement)
-    assert cost._asdict() == pytest.approx(
-        {"total_s": 53.502883, "comp_s": 42.62722, "hbm_s": 0.0, "tp_s": 10.823318, "pp_s": 0.0, "dp_s": 0.052345,
-         "bubble_s": 0.0}, rel=DIGITS, abs=5e-7)  # fmt: skip
+    cost = cost_of(evaluator, RlTask.ACTOR_TRAINING, placement)
+    golden = {"total_s": 53.502883, "comp_s": 42.62722, "hbm_s": 0.0, "tp_s": 10.823318, "pp_s": 0.0, "dp_s": 0.052345,
+         "bubble_s": 0.0}  # fmt: skip
+    assert {name: getattr(cost, name) for name in golden} == pytest.approx(golden, rel=DIGITS, abs=5e-7)
 
 
 def test_generation_dp12_tp2_equals_the_golden_row() -> None:
     cluster = paper_cluster([("A100-40", "va", 8)] * 3)
     evaluator = PlanEvaluator(cluster, paper_job(), CostModel.paper())
     placement = hand_task(np.arange(24).reshape(12, 1, 2), [36], [256] * 12)
-    cost = evaluator.task_cost(RlTask.ACTOR_GENERATION, placement, (256,) * 12)
-    assert cost._asdict() == pytest.approx(
-        {"total_s": 11.309396, "comp_s": 6.850803, "hbm_s": 3.943197, "tp_s": 0.515396, "pp_s": 0.0, "dp_s": 0.0,
-         "bubble_s": 0.0}, rel=DIGITS, abs=5e-7)  # fmt: skip
+    cost = cost_of(evaluator, RlTask.ACTOR_GENERATION, placement, (256,) * 12)
+    golden = {"total_s": 11.309396, "comp_s": 6.850803, "hbm_s": 3.943197, "tp_s": 0.515396, "pp_s": 0.0, "dp_s": 0.0,
+         "bubble_s": 0.0}  # fmt: skip
+    assert {name: getattr(cost, name) for name in golden} == pytest.approx(golden, rel=DIGITS, abs=5e-7)
 
 
 def test_price_of_the_golden_placements_adds_the_phases_up() -> None:
@@ -77,7 +77,7 @@ def test_phi_of_3_2_1_equals_the_golden_values(eta: float, seconds: float) -> No
 def test_decode_and_prefill_of_one_wave_equal_the_golden_values(gpu: str, decode_s: float, prefill_s: float) -> None:
     cluster = paper_cluster([(gpu, "va", 1)])
     evaluator = PlanEvaluator(cluster, paper_job(prompts=1, responses=1), CostModel.paper())
-    cost = evaluator.task_cost(RlTask.ACTOR_GENERATION, hand_task([[[0]]], [36], [1]), (1,))
+    cost = cost_of(evaluator, RlTask.ACTOR_GENERATION, hand_task([[[0]]], [36], [1]), (1,))
     assert (cost.hbm_s, cost.comp_s) == (pytest.approx(decode_s, abs=0.05), pytest.approx(prefill_s, abs=5e-4))
 
 

@@ -109,5 +109,5 @@ def test_balancing_a_mixed_placement_lowers_its_cost() -> None:
     stages = hand_task(np.array([0, 1, 8, 9]).reshape(1, 4, 1), [9] * 4, [3072])
     uneven = with_balanced_layers(evaluator, RlTask.ACTOR_TRAINING, stages)
     assert uneven.layers == (13, 13, 5, 5)
-    before, after = (evaluator.task_cost(RlTask.ACTOR_TRAINING, p).total_s for p in (stages, uneven))
+    before, after = (evaluator.task_s(RlTask.ACTOR_TRAINING, p) for p in (stages, uneven))
     assert after < 0.6 * before

@@ -12,7 +12,7 @@ from plans.cost.model import CostModel
 from plans.errors import SpecError
 from plans.spec.job import Lengths
 from plans.workflow import RlTask
-from tests.helpers.planner_cases import hand_task, paper_cluster, paper_job
+from tests.helpers.planner_cases import cost_of, hand_task, paper_cluster, paper_job
 
 IDEAL = Calibration(
     name="ideal",
@@ -32,26 +32,26 @@ def evaluator(machines: list[tuple[str, str, int]] | None = None, **changes: obj
 
 
 def test_training_counts_grouped_queries_causality_recompute_and_the_head() -> None:
-    cost = evaluator().task_cost(RlTask.ACTOR_TRAINING, hand_task([[[0]]], [2], [8]))
+    cost = cost_of(evaluator(), RlTask.ACTOR_TRAINING, hand_task([[[0]]], [2], [8]))
     assert cost.comp_s == pytest.approx(4 * 8 * (2 * 18.8e9 + 2 * 1000 * 1000 * 5000) / 312e12)
 
 
 def test_critic_has_no_vocabulary_head() -> None:
-    cost = evaluator().task_cost(RlTask.CRITIC_INFERENCE, hand_task([[[0]]], [2], [8]))
+    cost = cost_of(evaluator(), RlTask.CRITIC_INFERENCE, hand_task([[[0]]], [2], [8]))
     assert cost.comp_s == pytest.approx(8 * 2 * 18.8e9 / 312e12)
 
 
 def test_training_without_recompute_is_three_forwards() -> None:
     changed = evaluator(training={"recompute": "none"})
-    full = evaluator().task_cost(RlTask.ACTOR_TRAINING, hand_task([[[0]]], [2], [8]))
-    none = changed.task_cost(RlTask.ACTOR_TRAINING, hand_task([[[0]]], [2], [8]))
+    full = cost_of(evaluator(), RlTask.ACTOR_TRAINING, hand_task([[[0]]], [2], [8]))
+    none = cost_of(changed, RlTask.ACTOR_TRAINING, hand_task([[[0]]], [2], [8]))
     assert none.comp_s == pytest.approx(full.comp_s * 3 / 4)
 
 
 def test_gradient_ring_is_paid_once_per_update() -> None:
     placement = hand_task([[[0]], [[1]]], [2], [4, 4])
-    once = evaluator().task_cost(RlTask.ACTOR_TRAINING, placement)
-    thrice = evaluator(training={"updates_per_iteration": 3}).task_cost(RlTask.ACTOR_TRAINING, placement)
+    once = cost_of(evaluator(), RlTask.ACTOR_TRAINING, placement)
+    thrice = cost_of(evaluator(training={"updates_per_iteration": 3}), RlTask.ACTOR_TRAINING, placement)
     layer = 2 * (8.4e6 + 2000)
     assert once.dp_s == pytest.approx((2 * layer + 2 * 2 * 5000 * 1000) * 2 * 1 / 2 / 600e9)
     assert thrice.dp_s == pytest.approx(3 * once.dp_s)
@@ -59,18 +59,18 @@ def test_gradient_ring_is_paid_once_per_update() -> None:
 
 def test_ring_latency_is_paid_at_every_step() -> None:
     machines = [("A100-40", "va", 1), ("A100-40", "oh", 1)]
-    cost = evaluator(machines).task_cost(RlTask.REFERENCE_INFERENCE, hand_task([[[0, 1]]], [2], [8]))
+    cost = cost_of(evaluator(machines), RlTask.REFERENCE_INFERENCE, hand_task([[[0, 1]]], [2], [8]))
     # 2 all-reduces * 8 micro-batches * 2 layers, each 2 * 10 ms + 2e6 bytes over 0.625e9 bytes/s.
     assert cost.tp_s == pytest.approx(32 * (0.02 + 2e6 / 0.625e9))
 
 
 def test_inference_pipeline_pays_its_fill() -> None:
-    cost = evaluator().task_cost(RlTask.CRITIC_INFERENCE, hand_task([[[0], [1]]], [1, 1], [8]))
+    cost = cost_of(evaluator(), RlTask.CRITIC_INFERENCE, hand_task([[[0], [1]]], [1, 1], [8]))
     assert cost.bubble_s == pytest.approx(18.8e9 / 312e12)
 
 
 def test_decode_step_reads_weights_head_and_cache() -> None:
-    cost = evaluator().task_cost(RlTask.ACTOR_GENERATION, hand_task([[[0]]], [2], [8]), (8,))
+    cost = cost_of(evaluator(), RlTask.ACTOR_GENERATION, hand_task([[[0]]], [2], [8]), (8,))
     weights = 2 * (2 * (8.4e6 + 2000) + 5000 * 1000)
     cache = 8 * 2 * 750 * 2 * 2 * 100 * 2
     assert cost.hbm_s == pytest.approx(500 * (weights + cache) / 2039e9)
@@ -81,15 +81,15 @@ def test_decode_through_two_stages_reads_each_stage_once_per_group() -> None:
 
     Layer 8.402e6 weights, head 5e6, two bytes each; cache 8 sequences x 750 tokens x 2 x 2 x 100 x 2 bytes; 500 steps.
     """
-    cost = evaluator().task_cost(RlTask.ACTOR_GENERATION, hand_task([[[0], [1]]], [1, 1], [8]), (8,))
+    cost = cost_of(evaluator(), RlTask.ACTOR_GENERATION, hand_task([[[0], [1]]], [1, 1], [8]), (8,))
     step_bytes = 2 * (2 * 8.402e6 + 2 * 5e6) + 8 * 750 * 2 * 2 * 100 * 2
     assert cost.hbm_s == pytest.approx(500 * step_bytes / 2039e9)
 
 
 def test_decode_across_regions_pays_latency_per_token() -> None:
     machines = [("A100-40", "va", 1), ("A100-40", "oh", 1)]
-    tensor = evaluator(machines).task_cost(RlTask.ACTOR_GENERATION, hand_task([[[0, 1]]], [2], [8]), (8,))
-    pipeline = evaluator(machines).task_cost(RlTask.ACTOR_GENERATION, hand_task([[[0], [1]]], [1, 1], [8]), (8,))
+    tensor = cost_of(evaluator(machines), RlTask.ACTOR_GENERATION, hand_task([[[0, 1]]], [2], [8]), (8,))
+    pipeline = cost_of(evaluator(machines), RlTask.ACTOR_GENERATION, hand_task([[[0], [1]]], [1, 1], [8]), (8,))
     assert tensor.tp_s > 500 * 2 * 2 * 0.02
     assert pipeline.pp_s > 500 * 0.01
 
@@ -114,7 +114,7 @@ def test_mean_lengths_lower_the_price_only_when_calibrated() -> None:
     full = paper_job(SHAPE, prompts=8, responses=1, prompt=500, response=500)
     cluster, placement = paper_cluster([("A100-40", "va", 4)]), hand_task(np.array([[[0]]]), [2], [8])
     for model, comparison in ((CostModel.paper(), float.__eq__), (CostModel.calibrated(), float.__lt__)):
-        cheap, dear = (PlanEvaluator(cluster, job, model).task_cost(RlTask.ACTOR_GENERATION, placement, (8,)).total_s
+        cheap, dear = (PlanEvaluator(cluster, job, model).task_s(RlTask.ACTOR_GENERATION, placement, (8,))
                        for job in (short, full))  # fmt: skip
         assert comparison(cheap, dear)
 

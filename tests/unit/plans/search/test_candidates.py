@@ -12,6 +12,7 @@ from plans.search.mutations.faster_gpu import faster_gpu
 from plans.search.mutations.registry import MUTATIONS
 from plans.search.problem import Problem
 from plans.search.regroup import REGROUP_MOVES
+from plans.search.seeds import Draws
 from plans.search.tools import SearchTools
 from plans.spec.job import Algorithm, Mode
 from plans.spec.llm import BUILT_IN_SHAPES
@@ -41,7 +42,7 @@ def assert_genome_is_sound(tools, genome):
 def test_grown_groups_have_their_sizes_and_are_disjoint(style):
     tools = tools_for()
     grouping = next(g for g in task_groupings(tools.problem.workflow) if len(g) == 3)
-    groups = grow_groups(tools.problem, grouping, (30, 20, 14), style, np.random.default_rng(1))
+    groups = grow_groups(tools.problem, grouping, (30, 20, 14), style, Draws(1))
     assert [len(group) for group in groups] == [30, 20, 14]
     assert sorted(gpu for group in groups for gpu in group) == list(range(64))
 
@@ -49,7 +50,7 @@ def test_grown_groups_have_their_sizes_and_are_disjoint(style):
 def test_grown_group_of_one_machine_size_is_one_machine():
     tools = tools_for()
     grouping = next(g for g in task_groupings(tools.problem.workflow) if len(g) == 2)
-    groups = grow_groups(tools.problem, grouping, (8, 56), PLAIN_STYLES[0], np.random.default_rng(0))
+    groups = grow_groups(tools.problem, grouping, (8, 56), PLAIN_STYLES[0], Draws(0))
     assert len({int(tools.problem.view.machine_of[gpu]) for gpu in groups[0]}) == 1
 
 
@@ -78,7 +79,7 @@ def test_stage_blocks_keep_gradient_rings_near():
 @pytest.mark.parametrize("mode", list(Mode))
 def test_every_operator_returns_sound_candidates(operator, mode):
     tools = tools_for(mode=mode)
-    rng = np.random.default_rng(5)
+    rng = Draws(5)
     grouping = next(g for g in task_groupings(tools.problem.workflow) if len(g) == 3)
     genome = tools.seeder.fitted(grouping, grow_groups(tools.problem, grouping, (24, 24, 16), PLAIN_STYLES[0], rng))
     changed = 0
@@ -95,7 +96,7 @@ def test_every_operator_returns_sound_candidates(operator, mode):
 
 def test_faster_gpu_gives_training_a_faster_one_and_keeps_sizes():
     tools = tools_for()
-    rng = np.random.default_rng(0)
+    rng = Draws(0)
     generation = (RlTask.ACTOR_GENERATION,)
     rest = tuple(task for task in tools.problem.workflow.tasks if task is not RlTask.ACTOR_GENERATION)
     speed = tools.problem.view.compute_flop_per_s
