@@ -1,4 +1,4 @@
-"""`motley rollouts ls / show / stats / sql`: look into the completions that a run was trained on."""
+"""`motley rollouts ls / show / stats / sql / export`: look into the completions that a run was trained on."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from cli.output import Output
 from cli.run_lookup import find_run
 from cli.runs import RunArgument
 from cli.tables import table
+from storage.exports import export_rollouts
 from storage.layout import Split
 from storage.sql import connect
+from storage.store import open_store
 
 if TYPE_CHECKING:
     import duckdb
@@ -138,6 +140,28 @@ def sql(
         output.result({"columns": columns, "rows": rows}, "")
     else:
         output.console.print(table(f"{len(rows)} row(s)", columns, [list(row.values()) for row in rows]))
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="Folder or URL; files run=R/iteration=K/completions.parquet in it.")],
+    split: SplitOption = Split.TRAIN,
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write plain Parquet for other engines: one file per iteration, all columns joined, hive-partitioned.
+
+    Example: motley rollouts export quickstart --to /data/rl, then in DuckDB
+    SELECT * FROM read_parquet('/data/rl/**/*.parquet', hive_partitioning = true)
+    """
+    output = Output(is_json=json)
+    found = find_run(run, home_of(home))
+    target = open_store(to if "://" in to else str(Path(to).absolute()))
+    files = export_rollouts(found.store, found.name, target, split=split)
+    rows = [{"iteration": file.iteration, "rows": file.rows, "file": file.key} for file in files]
+    text = f"{sum(file.rows for file in files)} rows of {len(files)} iteration(s) written to {target.url}"
+    output.result({"run": found.name, "target": target.url, "files": rows}, text)
 
 
 def _print_query(run: str, query: str, split: Split, title: str, home: Path | None, *, json: bool) -> None:

@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from plugins.log_tail import LogTail
 from plugins.stage_failures import error_of
+from plugins.store_connections import store_environment
 from stages.contract import StageName, StageRequest, StageResult, StageStatus
 from stages.errors import ContractError, DeadlineError, EngineUnavailableError
 from stages.home import ENGINES_PYTHON_VARIABLE, MotleyHome, iteration_of
@@ -90,7 +91,7 @@ class StageOperator(BaseOperator):
         self._attempt, is_new = self._job.attach_or_start(
             request,
             command=[self._interpreter()],
-            environment=stage_environment(os.environ),
+            environment={**stage_environment(os.environ), **store_environment(self.entry, os.environ)},
             starter={
                 "dag_run": str(context["run_id"]),
                 "clear_number": context["dag_run"].clear_number or 0,

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pydantic import JsonValue
 
@@ -115,7 +115,9 @@ class StageContext:
     def store_at(self, root: str) -> Store:
         """Return the store at a root, opened once."""
         if root not in self._stores:
-            self._stores[root] = open_store(root)
+            store = open_store(root)
+            is_far = root != self.request.root and store.local_path(self.run.name) is None
+            self._stores[root] = _cached(store, self.state_dir / "cache" / "ranges") if is_far else store
         return self._stores[root]
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -177,6 +179,13 @@ class StageContext:
         pool = self.__dict__.get("engines")
         if pool is not None:
             pool.close()
+
+
+def _cached(store: Store, folder: Path) -> Store:
+    """Return the store of another region with a cache on this machine in front."""
+    from storage.range_cache import CachingStore
+
+    return cast("Store", CachingStore(store, folder))  # a store by delegation
 
 
 def open_context(request: StageRequest, timer: PhaseTimer, deadline: Deadline) -> StageContext:

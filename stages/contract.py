@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 
 class StageName(StrEnum):
-    """Every stage, in the order of an iteration."""
+    """Every stage: those of an iteration in their order, then those that are run when wanted."""
 
     PREPARE = "prepare"
     PROFILE = "profile"
@@ -34,6 +34,7 @@ class StageName(StrEnum):
     WEIGHT_SYNC = "weight_sync"
     EVALUATE = "evaluate"
     REPORT = "report"
+    REPLICATE = "replicate"
 
 
 class StageStatus(StrEnum):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.checkpoints import Checkpoint
-from storage.errors import CorruptObjectError
+from storage.errors import CorruptObjectError, ObjectMissingError
 from storage.manifest import sha256_of_file
-from storage.policies import Policy, fetch_policy, local_policy_folder, resolve_policy
+from storage.policies import LocalPolicy, Policy, resolve_policy
+from storage.policy_fetch import FetchedPolicy, download_part, fetch_policy, local_policy_folder
 from storage.store import Store
+from storage.transfer import Link
 
 if TYPE_CHECKING:
     from stages.context import StageContext
@@ -17,13 +22,52 @@ if TYPE_CHECKING:
 
 def policy_directory(context: StageContext, policy: Policy) -> Path:
     """Return a local directory with a policy's files, in Hugging Face format."""
-    store = _store_of(context, policy)
-    local = local_policy_folder(store, policy)
-    if local is not None and local.is_dir():
-        return local
-    folder = _cache(context) / "policies" / f"{policy.version}-{policy.weights_hash[:16]}"
+    for store in nearest_stores(context):
+        if (local := _in_place(store, policy)) is not None:
+            return local
+    return fetch_local(context, policy, nearest_stores(context)).local.folder
+
+
+def fetch_local(
+    context: StageContext, policy: Policy, stores: Sequence[Store], *, deltas: Path | None = None
+) -> FetchedPolicy:
+    """Bring a policy into this machine's cache, by deltas from a version that is here where that is possible.
+
+    Args:
+        context: The stage.
+        policy: The version, as the home store has it.
+        stores: Where from, nearest first.
+        deltas: Folder in which the deltas that were read are left.
+    """
+    folder = _cached_folder(context, policy)
     with context.phase("fetch_policy"):
-        return fetch_policy(store, policy, folder)
+        bases = _cached_before(context, policy)
+        ends_at = time.monotonic() + context.deadline.remaining_s(f"policy version {policy.version}")
+        fetched = fetch_policy(stores, policy, folder, bases, deltas=deltas, link=Link(ends_at=ends_at))
+    for doubt in fetched.doubts:
+        context.log("policy not fetched this way", version=policy.version, doubt=doubt)
+    _prune(context, policy.version)
+    return fetched
+
+
+def keep_local(context: StageContext, policy: Policy, directory: Path) -> None:
+    """Move a version's files, as just published, into this machine's cache, for the delta of the next version."""
+    folder = _cached_folder(context, policy)
+    if context.home.local_path(policy.manifest.key) is not None or folder.exists():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    directory.rename(folder)
+    _prune(context, policy.version)
+
+
+def local_policy(context: StageContext, version: int) -> LocalPolicy | None:
+    """Return a version of the run whose files are on this machine already, None if there is none."""
+    try:
+        policy = policy_at_home(context, version)
+    except (ObjectMissingError, CorruptObjectError):
+        return None
+    folder = _in_place(context.home, policy) or _cached_folder(context, policy)
+    return LocalPolicy(policy, folder) if folder.is_dir() else None
 
 
 def checkpoint_directory(context: StageContext, checkpoint: Checkpoint) -> Path:
@@ -38,17 +82,13 @@ def checkpoint_directory(context: StageContext, checkpoint: Checkpoint) -> Path:
     if local is not None and local.is_dir():
         return local
     folder = _cache(context) / "trainer" / f"{checkpoint.version}-{manifest.content_digest[:16]}"
+    left_s = context.deadline.remaining_s(f"resume point {checkpoint.version}")
     with context.phase("fetch_checkpoint"):
         for part in manifest.parts:
             target = folder / part.name
             if target.is_file() and sha256_of_file(target) == (part.size, part.sha256):
                 continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            context.home.download(part.path, target)
-            if sha256_of_file(target) != (part.size, part.sha256):
-                raise CorruptObjectError(
-                    f"{context.home.url}/{part.path} differs from its manifest; run `motley verify`", key=part.path
-                )
+            download_part(context.home, part, target, Link(ends_at=time.monotonic() + left_s))
     return folder
 
 
@@ -62,9 +102,42 @@ def files_of(directory: Path) -> dict[str, Path]:
     return {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
-def _store_of(context: StageContext, policy: Policy) -> Store:
-    """Return the nearest store that holds the policy: the region's own, else the home region's."""
-    return context.store if context.store.exists(policy.manifest.key) else context.home
+def nearest_stores(context: StageContext) -> list[Store]:
+    """Return the stores that hold policies for this machine, nearest first."""
+    return [context.store] if context.store is context.home else [context.store, context.home]
+
+
+def _in_place(store: Store, policy: Policy) -> Path | None:
+    """Return the folder of the same version in a store on this machine's file system."""
+    try:
+        own = resolve_policy(store, policy.run, policy.version)
+    except (ObjectMissingError, CorruptObjectError):
+        return None
+    return local_policy_folder(store, own) if own.weights_hash == policy.weights_hash else None
+
+
+def _cached_folder(context: StageContext, policy: Policy) -> Path:
+    return _cache(context) / "policies" / f"{policy.version}-{policy.weights_hash[:16]}"
+
+
+def _cached_before(context: StageContext, policy: Policy) -> list[LocalPolicy]:
+    """Return the versions in the cache from which deltas may lead to a policy, newest first."""
+    versions = {version for version, _ in _cached(context) if version < policy.version}
+    found = (local_policy(context, version) for version in sorted(versions, reverse=True)[:2])
+    return [local for local in found if local is not None]
+
+
+def _cached(context: StageContext) -> list[tuple[int, Path]]:
+    folders = (_cache(context) / "policies").glob("[0-9]*-*")
+    return [(int(folder.name.partition("-")[0]), folder) for folder in folders]
+
+
+def _prune(context: StageContext, newest: int) -> None:
+    """Forget cached versions that nothing on this machine asks for any more; version 0 stays, engines start from it."""
+    oldest = newest - context.job.max_staleness - 2
+    for version, folder in _cached(context):
+        if 0 < version < oldest:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cache(context: StageContext) -> Path:

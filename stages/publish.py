@@ -10,10 +10,10 @@ from stages.context import StageContext
 from stages.engines.canary import CanaryRecord
 from stages.engines.client import RemoteEngine
 from stages.engines.protocol import ScoredTokens
-from stages.policy_files import files_of
+from stages.policy_files import files_of, keep_local, local_policy
 from stages.staleness.buffer import RolloutBuffer
 from storage.checkpoints import save_checkpoint
-from storage.policies import Policy, publish_policy
+from storage.policies import LocalPolicy, Policy, publish_policy
 
 
 def publish_version(
@@ -67,7 +67,7 @@ def publish_version(
                 created_by=context.created_by,
                 attempt=context.request.attempt,
             )
-            return publish_policy(
+            policy = publish_policy(
                 context.home,
                 context.run.name,
                 version,
@@ -76,6 +76,18 @@ def publish_version(
                 metadata={**metadata, "canary": canary.to_json()},
                 is_head=is_head,
                 attempt=context.request.attempt,
+                base=_delta_base(context, version),
             )
+        keep_local(context, policy, policy_dir)
+        return policy
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _delta_base(context: StageContext, version: int) -> LocalPolicy | None:
+    """Return the version before, if somebody in another region (or on another machine) is served by a delta from it."""
+    is_anchor = version % context.job.storage.anchor_every == 0
+    is_in_place = context.home.local_path(context.run.name) is not None
+    if is_anchor or (is_in_place and len({*context.run.roots.values()}) == 1):
+        return None
+    return local_policy(context, version - 1)

@@ -27,6 +27,7 @@ STAGE_MODULES: Final[Mapping[StageName, str]] = {
     StageName.WEIGHT_SYNC: "stages.weight_sync",
     StageName.EVALUATE: "stages.evaluate",
     StageName.REPORT: "stages.report",
+    StageName.REPLICATE: "stages.replicate",
 }
 """Module by stage."""
 

@@ -60,12 +60,16 @@ class RunEntry(_Document):
     stage_deadline_s: float = Field(default=3600.0, gt=0)
     """Longest run of one stage process."""
     storage_options: dict[str, JsonValue] = {}
-    """Options for opening the object store (fsspec); no secrets, those come from the environment."""
+    """Options for opening the object stores (fsspec); no secrets, those come from the environment or a connection."""
+    storage_connections: dict[str, str] = {}
+    """Airflow connection with the credentials of a region's store, by region."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> RunEntry:
         if missing := sorted({machine.region for machine in self.machines} - set(self.roots)):
             raise ValueError(f"roots lack the region(s) {missing} of machines")
+        if unknown := sorted(set(self.storage_connections) - set(self.roots)):
+            raise ValueError(f"storage_connections name the region(s) {unknown}, which have no root")
         for what in ("name", "queue"):
             values = [getattr(machine, what) for machine in self.machines]
             if len(set(values)) != len(values):

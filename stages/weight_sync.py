@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
 from pydantic import JsonValue
 
 from plans.workflow import RlTask
 from stages.context import StageContext, StageOutcome
 from stages.errors import ContractError
-from stages.policy_files import files_of, policy_at_home, policy_directory
+from stages.policy_files import fetch_local, policy_at_home
 from stages.sharding import local_replicas
+from storage.errors import CorruptObjectError, ObjectMissingError
 from storage.layout import manifest_key, policy_folder
-from storage.manifest import find_valid
-from storage.policies import Policy, head_version, publish_policy
+from storage.leases import release_lease, take_lease
+from storage.policies import Policy, head_version, resolve_policy
+from storage.policy_copies import find_copy, publish_copy
+from storage.policy_fetch import FetchedPolicy, delta_file, open_delta
 
 
 def run_stage(context: StageContext) -> StageOutcome:
@@ -30,39 +39,84 @@ def run_stage(context: StageContext) -> StageOutcome:
             "stage commit_policy first."
         )
     policy = policy_at_home(context, head)
-    is_copied = _copy(context, policy)
+    copied = _copy(context, policy)
     loaded = [replica for replica in _replicas(context) if _load(context, replica)]
     metrics: dict[str, JsonValue] = {
         "region": region,
         "policy_version": policy.version,
         "weights_hash": policy.weights_hash,
-        "bytes": policy.manifest.size if is_copied else 0,
+        "bytes": copied.num_bytes if copied is not None else 0,
+        "form": copied.form if copied is not None else None,
+        "doubts": [*copied.doubts] if copied is not None else [],
         "engines": len(loaded),
     }
     key = manifest_key(policy_folder(run, policy.version))
-    return StageOutcome(reused=not is_copied and not loaded, artefacts=(key,), metrics=metrics)
+    return StageOutcome(reused=copied is None and not loaded, artefacts=(key,), metrics=metrics)
 
 
-def _copy(context: StageContext, policy: Policy) -> bool:
-    """Make the policy available in the region's root; False when it is there."""
-    if context.store is context.home:
-        return False
-    standing = find_valid(context.store, policy_folder(policy.run, policy.version))
-    if standing is not None and standing.metadata.get("weights_hash") == policy.weights_hash:
-        return False
-    directory = policy_directory(context, policy)
-    with context.phase("copy"):
-        publish_policy(
-            context.store,
-            policy.run,
-            policy.version,
-            files_of(directory),
-            created_by=context.created_by,
-            metadata={name: value for name, value in policy.manifest.metadata.items() if name != "weights_hash"},
-            is_head=False,
-            attempt=context.request.attempt,
-        )
-    return True
+def _copy(context: StageContext, policy: Policy) -> FetchedPolicy | None:
+    """Bring the policy into the region's root, by its delta where that is possible; None when it is there.
+
+    The link to the home region is crossed once: what arrives is proved on this machine, and from there it goes into the
+    region's store, where the other machines of the region read it.
+    """
+    if context.store is context.home or find_copy(context.store, policy) is not None:
+        return None
+    work = context.state_dir / "work" / context.run.name / f"sync-{policy.version}-{context.request.attempt}"
+    try:
+        with _lease(context, policy):
+            fetched = fetch_local(context, policy, [context.home], deltas=work)
+            with context.phase("copy"):
+                publish_copy(
+                    context.store,
+                    fetched.local,
+                    policy,
+                    delta=_delta(context, policy, work),
+                    base=_base_in_region(context, policy),
+                    created_by=context.created_by,
+                    attempt=context.request.attempt,
+                )
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return fetched
+
+
+@contextmanager
+def _lease(context: StageContext, policy: Policy) -> Iterator[None]:
+    """Keep retention away from a version while its bytes are on the way."""
+    holder = f"sync-{context.machine.name}-{context.request.attempt}"
+    ends = context.clock.now() + context.deadline.remaining_s(f"policy version {policy.version}")
+    take_lease(
+        context.home,
+        policy.run,
+        holder,
+        expires_at=datetime.fromtimestamp(ends, UTC),
+        policy_versions=[policy.version],
+    )
+    try:
+        yield
+    finally:
+        release_lease(context.home, policy.run, holder)
+
+
+def _delta(context: StageContext, policy: Policy, work: Path) -> Path | None:
+    """Return the delta that the version carries, on this machine."""
+    if policy.delta is None:
+        return None
+    open_delta(context.home, policy, work)
+    return delta_file(policy, work)
+
+
+def _base_in_region(context: StageContext, policy: Policy) -> Policy | None:
+    """Return the region's version that the delta starts from; None where the copy is to be an anchor."""
+    if policy.delta is None or policy.version % context.job.storage.anchor_every == 0:
+        return None
+    try:
+        base = resolve_policy(context.store, policy.run, policy.delta.base_version)
+    except (ObjectMissingError, CorruptObjectError):
+        return None
+    is_same = base.weights_hash == policy.delta.base_weights_hash
+    return base if is_same and find_copy(context.store, base) is not None else None
 
 
 def _replicas(context: StageContext) -> list[int]:

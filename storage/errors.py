@@ -28,12 +28,20 @@ class TransientStorageError(StorageError):
     """The store is throttling, unreachable for a moment or answered 5xx; the same call may succeed later."""
 
 
+class TransferDeadlineError(TransientStorageError):
+    """A transfer did not end in time; what arrived is kept and the next try goes on from there."""
+
+
 class ObjectMissingError(StorageError):
     """An object or manifest that must exist does not."""
 
 
 class CorruptObjectError(StorageError):
     """An object exists but its size, digest, rows, structure or content breaks its contract."""
+
+
+class DeltaMismatchError(CorruptObjectError):
+    """A weight delta does not belong to its base, breaks its chain or does not give the promised tensors."""
 
 
 class DuplicateRowError(CorruptObjectError):

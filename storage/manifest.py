@@ -105,6 +105,10 @@ class PartSource:
     """The bytes, or a local file that holds them (streamed, never wholly in memory)."""
     rows: int | None = None
     """Rows, for Parquet."""
+    is_derived: bool = False
+    """Whether it follows from other parts and the history (a delta): not part of the content digest."""
+    known: tuple[int, str] | None = None
+    """Length and SHA-256 (hex), where the caller has just computed them; the store's size is compared all the same."""
 
 
 def new_attempt() -> str:
@@ -141,7 +145,8 @@ def commit(
         schema_version: Version of the data objects' schema.
         policy_versions: Policy versions that the data comes from.
         metadata: JSON-able extras.
-        content_digest: SHA-256 of the content without provenance; default: over names, sizes, hashes, rows.
+        content_digest: SHA-256 of the content without provenance; default: over names, sizes, hashes, rows of the
+            parts that are not derived.
         attempt: Token of this attempt; default: a fresh one.
 
     Returns:
@@ -165,7 +170,7 @@ def commit(
         schema_version=schema_version,
         policy_versions=tuple(sorted(set(policy_versions))),
         input_fingerprint=input_fingerprint,
-        content_digest=content_digest or digest_of_parts(parts),
+        content_digest=content_digest or digest_of_parts(p for p in parts if not sources[p.name].is_derived),
         created_by=created_by,
         metadata=dict(metadata or {}),
     )
@@ -183,14 +188,23 @@ def commit(
 
 def _publish_manifest(store: Store, manifest: Manifest, encoded: bytes) -> Manifest:
     """Publish the manifest unless a concurrent attempt at the same inputs has done so."""
-    if store.create(manifest.key, encoded):
-        return manifest
     folder = manifest.key.rpartition("/")[0]
+    if store.create(manifest.key, encoded):
+        return manifest if store.has_conditional_create else _last_word(store, folder, manifest)
     standing = find_valid(store, folder, input_fingerprint=manifest.input_fingerprint)
     if standing is not None:
         return _agreed(store, standing, manifest)
     store.publish(manifest.key, encoded)
     return manifest
+
+
+def _last_word(store: Store, folder: str, manifest: Manifest) -> Manifest:
+    """Return the manifest that stands where two attempts may both believe to be first.
+
+    Their data objects have keys of their own, so whichever manifest came last is whole; both attempts report that one.
+    """
+    standing = find_valid(store, folder, input_fingerprint=manifest.input_fingerprint)
+    return manifest if standing is None or standing == manifest else _agreed(store, standing, manifest)
 
 
 def _agreed(store: Store, standing: Manifest, offered: Manifest) -> Manifest:
@@ -314,6 +328,9 @@ def sha256_of_file(path: Path) -> tuple[int, str]:
 
 
 def _described(name: str, path: str, source: PartSource) -> Part:
+    if source.known is not None:
+        size, sha256 = source.known
+        return Part(name=name, path=path, size=size, sha256=sha256, rows=source.rows)
     if isinstance(source.data, Path):
         size, sha256 = sha256_of_file(source.data)
         return Part(name=name, path=path, size=size, sha256=sha256, rows=source.rows)

@@ -7,7 +7,10 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from typing_extensions import Buffer
+
 from storage.errors import CorruptObjectError, ObjectMissingError, SchemaVersionError
+from storage.foreign_errors import translated
 from storage.manifest import Part
 from storage.rollout_schema import COLUMNS, SCHEMA_VERSION, Family, arrow_schema
 from storage.store import Store
@@ -23,20 +26,49 @@ MAX_ROW_GROUP_ROWS = 8192
 """Most rows in a row group."""
 
 
+_DISTINCT = frozenset(
+    {"row_id", "prompt_text", "completion_text", "prompt_token_ids", "completion_token_ids", "sampler_logprobs", "seed"}
+    | {"reference_logprobs", "values", "advantage", "reward_s", "parsed_answer"}
+)
+"""Columns whose values hardly ever repeat."""
+
+
 def encode_table(table: pa.Table) -> bytes:
     """Return the table as Parquet; equal tables give equal bytes under one version of pyarrow."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     per_row = max(1, table.nbytes // max(1, table.num_rows))
-    sink = io.BytesIO()
+    sink = pa.BufferOutputStream()
     pq.write_table(
         table,
         sink,
         row_group_size=max(1, min(MAX_ROW_GROUP_ROWS, ROW_GROUP_BYTES // per_row)),
         compression="zstd",
+        # A dictionary of values that hardly ever repeat is built only to be thrown away.
+        use_dictionary=[name for name in table.column_names if name not in _DISTINCT],
         write_page_checksum=True,
     )
-    return sink.getvalue()
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def sorted_table(table: pa.Table, order: Sequence[str]) -> pa.Table:
+    """Return the table sorted by columns, ascending; itself if it is sorted already."""
+    import numpy as np
+
+    if table.num_rows < 2:
+        return table
+    ranks = [table.column(name).combine_chunks() for name in order]
+    if all(not column.null_count for column in ranks):
+        keys = [np.asarray(column.to_numpy(zero_copy_only=False)) for column in ranks]
+        is_after = np.zeros(table.num_rows - 1, bool)
+        is_equal = np.ones(table.num_rows - 1, bool)
+        for key in keys:
+            is_after |= is_equal & (key[1:] < key[:-1])
+            is_equal &= key[1:] == key[:-1]
+        if not is_after.any():
+            return table
+    return table.sort_by([(name, "ascending") for name in order])
 
 
 def content_digest(table: pa.Table, family: Family) -> str:
@@ -44,11 +76,27 @@ def content_digest(table: pa.Table, family: Family) -> str:
     import pyarrow as pa
 
     names = [column.name for column in COLUMNS[family] if not column.is_provenance]
-    sink = io.BytesIO()
     content = table.select(names).replace_schema_metadata(None).combine_chunks()
-    with pa.ipc.new_stream(sink, content.schema) as writer:
+    digest = hashlib.sha256()
+    with pa.PythonFile(_DigestSink(digest), "w") as sink, pa.ipc.new_stream(sink, content.schema) as writer:
         writer.write_table(content)
-    return hashlib.sha256(sink.getbuffer()).hexdigest()
+    return digest.hexdigest()
+
+
+class _DigestSink(io.RawIOBase):
+    """A file that only hashes what is written to it."""
+
+    def __init__(self, digest: hashlib._Hash) -> None:
+        super().__init__()
+        self._digest = digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        return len(view)
 
 
 def read_table(store: Store, part: Part, family: Family, columns: Sequence[str]) -> pa.Table:
@@ -104,7 +152,10 @@ def open_parquet(store: Store, part: Part) -> pq.ParquetFile:
     if size != part.size:
         message = f"{store.url}/{part.path} has {size} bytes, its manifest says {part.size}; repeat the stage"
         raise CorruptObjectError(message, key=part.path)
-    source = store.open_input(part.path)
+    path = store.local_path(part.path)
+    with translated(store.url, part.path, "read"):
+        # Arrow's own file, not Python's, where there is one: columns are then read and decoded on several threads.
+        source = store.open_input(part.path) if path is None else pa.OSFile(str(path), "rb")
     try:
         file = pq.ParquetFile(source, page_checksum_verification=True)
     except (pa.ArrowException, OSError, ValueError) as error:

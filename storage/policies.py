@@ -1,30 +1,33 @@
-"""Policy versions: publish, find, fetch; ``head.json`` names the authoritative one.
+"""Policy versions: publish and find; ``head.json`` names the authoritative one.
 
 The head never goes back, except by an explicit rollback record (T9). Version k is the policy that iteration k
-starts from; version 0 is the initial policy.
+starts from; version 0 is the initial policy. A version may carry a delta from the version before it
+(``storage.weight_delta``), and a region's copy may hold only that (``storage.policy_copies``); what a version
+consists of is the same either way. ``storage.policy_fetch`` brings one to this machine.
 """
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from storage.documents import fingerprint, model_bytes, read_model
 from storage.errors import CorruptObjectError, InvalidInputError, ObjectMissingError, PolicyVersionError
 from storage.layout import manifest_key, policy_folder, policy_head
-from storage.manifest import Manifest, PartSource, commit, corrupt_part, find_valid, load_manifest, sha256_of_file
+from storage.manifest import Manifest, Part, PartSource, commit, find_valid, load_manifest
 from storage.store import Store
-from storage.weights_hash import weights_hash
+from storage.weight_delta import encode_delta
+from storage.weights_hash import combined_hash, tensor_digests
 
 POLICY_KIND = "policy"
 HEAD_FORMAT = "motley.policy_head/1"
+DELTA_PART: Final = "delta/weights.delta"
+"""File name of the delta that a version may carry."""
 
 
 class Rollback(BaseModel):
@@ -58,6 +61,16 @@ class PolicyHead(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaLink:
+    """What the delta that a version carries starts from."""
+
+    base_version: int
+    """Policy version of the base."""
+    base_weights_hash: str
+    """Hash of the base's tensors."""
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """A committed policy version."""
 
@@ -69,6 +82,37 @@ class Policy:
     """SHA-256 over the tensors (``storage.weights_hash``)."""
     manifest: Manifest
     """Its manifest; ``metadata`` holds what the publisher gave."""
+    files: tuple[Part, ...]
+    """The files that the version consists of. Those of a whole version are parts of its manifest; of a copy that
+    holds a delta only, they say what must come out of it."""
+    delta: DeltaLink | None = None
+    """The delta that it carries, if any."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every file of the version lies beside this manifest."""
+        names = {part.name for part in self.manifest.parts}
+        return all(part.name in names for part in self.files)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(part.size for part in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPolicy:
+    """A version whose files lie on this machine, proved when they were put there."""
+
+    policy: Policy
+    """The version."""
+    folder: Path
+    """Folder with its files."""
+
+    def weight_files(self) -> dict[str, Path]:
+        """Return its safetensors files by name."""
+        names = (part.name for part in self.policy.files if part.name.endswith(".safetensors"))
+        return {name: self.folder / name for name in names}
 
 
 def publish_policy(
@@ -81,6 +125,7 @@ def publish_policy(
     metadata: Mapping[str, Any] | None = None,
     is_head: bool = True,
     attempt: str | None = None,
+    base: LocalPolicy | None = None,
 ) -> Policy:
     """Commit a policy version and make it the head. Publishing the same tensors and files again is success.
 
@@ -93,6 +138,7 @@ def publish_policy(
         metadata: JSON-able extras (iteration, optimizer step, dtype ...).
         is_head: Also advance the head to this version.
         attempt: Token of this attempt; default a fresh one.
+        base: The version before, on this machine: the new one then carries a delta from it, if that is much smaller.
 
     Raises:
         AlreadyPublishedError: The version is committed with other content.
@@ -100,7 +146,10 @@ def publish_policy(
         CorruptObjectError: A safetensors file is truncated or malformed; nothing is published.
         InvalidInputError: No safetensors file.
     """
-    digest = weights_hash(files)
+    if DELTA_PART in files:
+        message = f"policy version {version}: file name {DELTA_PART} is kept for the delta; name the file otherwise"
+        raise InvalidInputError(message)
+    digests = tensor_digests(files)
     folder = policy_folder(run, version)
     head = read_head(store, run)
     if head is not None and version < head.version and find_valid(store, folder) is None:
@@ -109,15 +158,22 @@ def publish_policy(
             "committed; use roll_back_head to go back on purpose"
         )
         raise PolicyVersionError(message, key=folder)
+    sources = {name: PartSource(data) for name, data in files.items()}
+    extras: dict[str, Any] = {"weights_hash": combined_hash(digests)}
+    delta = None if base is None else _delta_from(base, files, digests)
+    if base is not None and delta is not None:
+        sources[DELTA_PART] = PartSource(delta, is_derived=True)
+        link = {"base_version": base.policy.version, "base_weights_hash": base.policy.weights_hash}
+        extras["delta"] = link
     manifest = commit(
         store,
         folder,
-        {name: PartSource(data) for name, data in files.items()},
+        sources,
         kind=POLICY_KIND,
         input_fingerprint=fingerprint(POLICY_KIND, run, version, num_rollbacks(head, version)),
         created_by=created_by,
         policy_versions=(version,),
-        metadata={**(metadata or {}), "weights_hash": digest},
+        metadata={**(metadata or {}), **extras},
         attempt=attempt,
     )
     policy = _policy(store, run, version, manifest)
@@ -212,48 +268,8 @@ def num_rollbacks(head: PolicyHead | None, version: int) -> int:
     return 0 if head is None else sum(entry.to_version < version for entry in head.rollbacks)
 
 
-def local_policy_folder(store: Store, policy: Policy) -> Path | None:
-    """Return the folder from which an engine can load the policy without a copy, ``None`` for remote stores."""
-    return store.local_path(f"{policy_folder(policy.run, policy.version)}/{policy.manifest.attempt}")
-
-
-def fetch_policy(store: Store, policy: Policy, folder: Path) -> Path:
-    """Copy a policy into a local folder, comparing every hash; a complete copy already there is reused.
-
-    Args:
-        store: Where from.
-        policy: From :func:`resolve_policy`.
-        folder: Target; appears complete or not at all.
-
-    Raises:
-        CorruptObjectError: A part's bytes differ from the manifest.
-        ObjectMissingError: A part is gone.
-    """
-    if folder.is_dir() and _is_complete_copy(policy, folder):
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
-    try:
-        for part in policy.manifest.parts:
-            target = temporary / part.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            store.download(part.path, target)
-            size, sha256 = sha256_of_file(target)
-            if (size, sha256) != (part.size, part.sha256):
-                raise corrupt_part(store, part, size, sha256)
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
-
-
-def _is_complete_copy(policy: Policy, folder: Path) -> bool:
-    return all(
-        (folder / part.name).is_file() and sha256_of_file(folder / part.name) == (part.size, part.sha256)
-        for part in policy.manifest.parts
-    )
+def _delta_from(base: LocalPolicy, files: Mapping[str, bytes | Path], digests: Mapping[str, str]) -> bytes | None:
+    return encode_delta(base.weight_files(), files, base_weights_hash=base.policy.weights_hash, digests=digests)
 
 
 def _policy(store: Store, run: str, version: int, manifest: Manifest) -> Policy:
@@ -261,7 +277,22 @@ def _policy(store: Store, run: str, version: int, manifest: Manifest) -> Policy:
     if manifest.kind != POLICY_KIND or manifest.policy_versions != (version,) or not isinstance(digest, str):
         message = f"{store.url}/{manifest.key} is no manifest of policy version {version}; run `motley verify`"
         raise CorruptObjectError(message, key=manifest_key(policy_folder(run, version)))
-    return Policy(run, version, digest, manifest)
+    try:
+        return Policy(run, version, digest, manifest, *_form_of(manifest))
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"{store.url}/{manifest.key}: what it says of its files or its delta is damaged ({error!r})"
+        raise CorruptObjectError(message, key=manifest.key) from error
+
+
+def _form_of(manifest: Manifest) -> tuple[tuple[Part, ...], DeltaLink | None]:
+    """Return the files that a version consists of, and what its delta starts from."""
+    raw = manifest.metadata.get("delta")
+    if raw is None:
+        return manifest.parts, None
+    link = DeltaLink(int(raw["base_version"]), str(raw["base_weights_hash"]))
+    if (files := manifest.metadata.get("files")) is not None:
+        return tuple(Part.model_validate(part) for part in files), link
+    return tuple(part for part in manifest.parts if part.name != DELTA_PART), link
 
 
 def _publish_head(

@@ -28,6 +28,7 @@ from storage.layout import (
 from storage.leases import RetentionLedger, leased_folders, live_leases, read_ledger
 from storage.manifest import find_valid, load_manifest
 from storage.policies import head_version
+from storage.policy_copies import bases_needed
 from storage.posix_store import TEMPORARY_PREFIX
 from storage.store import Store
 
@@ -195,6 +196,8 @@ def _unneeded(store: Store, run: str, rule: RetentionRule) -> set[str]:
     for kind, folder_of in folders.items():
         complete = {v for v in committed[kind] if find_valid(store, folder_of(run, v)) is not None}
         keep = kept_versions(complete, rule, head=head)
+        if kind is Kind.POLICY:
+            keep |= bases_needed(store, run, keep)
         newest = max(complete, default=-1)
         unneeded |= {folder_of(run, v) for v in committed[kind] - keep if v < newest}
     return unneeded

@@ -221,6 +221,48 @@ def prompt_id(environment: str, example: str | int) -> str:
     return f"{environment}/{example}"
 
 
+class RowIdentity:
+    """Row and group ids of one iteration's completions; quick when asked for many."""
+
+    def __init__(self, run: str, iteration: int, split: Split) -> None:
+        """Prepare for the completions of one iteration.
+
+        Args:
+            run: Run name.
+            iteration: RL iteration (split eval: policy version evaluated), >= 0.
+            split: Train or eval.
+        """
+        fixed = (run, split.value, str(iteration))
+        self._row = hashlib.sha256(_prefixed("row", *fixed))
+        self._group = hashlib.sha256(_prefixed("group", *fixed))
+        self._rows: dict[str, hashlib._Hash] = {}
+        self._groups: dict[str, str] = {}
+        self._samples: dict[int, bytes] = {}
+
+    def row_id(self, prompt: str, sample: int) -> str:
+        """Return the identity of a completion; see :func:`row_id`."""
+        started = self._rows.get(prompt)
+        if started is None:
+            started = self._row.copy()
+            started.update(_prefixed(prompt))
+            self._rows[prompt] = started
+        suffix = self._samples.get(sample)
+        if suffix is None:
+            suffix = self._samples[sample] = _prefixed(str(sample))
+        digest = started.copy()
+        digest.update(suffix)
+        return digest.hexdigest()[:32]
+
+    def group_id(self, prompt: str) -> str:
+        """Return the identity of a prompt group; see :func:`group_id`."""
+        found = self._groups.get(prompt)
+        if found is None:
+            digest = self._group.copy()
+            digest.update(_prefixed(prompt))
+            found = self._groups[prompt] = digest.hexdigest()[:32]
+        return found
+
+
 def row_id(run: str, iteration: int, prompt: str, sample: int, split: Split | str = Split.TRAIN) -> str:
     """Return the identity of a completion: 32 hex digits, the same on every placement, shard and attempt.
 
@@ -231,12 +273,12 @@ def row_id(run: str, iteration: int, prompt: str, sample: int, split: Split | st
         sample: Number among the prompt's completions, >= 0.
         split: Train or eval.
     """
-    return _digest("row", run, Split(split).value, str(iteration), prompt, str(sample)).hex()[:32]
+    return RowIdentity(run, iteration, Split(split)).row_id(prompt, sample)
 
 
 def group_id(run: str, iteration: int, prompt: str, split: Split | str = Split.TRAIN) -> str:
     """Return the identity of a prompt group (all completions of one prompt in one iteration): 32 hex digits."""
-    return _digest("group", run, Split(split).value, str(iteration), prompt).hex()[:32]
+    return RowIdentity(run, iteration, Split(split)).group_id(prompt)
 
 
 def sample_seed(run_seed: int, iteration: int, prompt: str, sample: int, split: Split | str = Split.TRAIN) -> int:
@@ -257,9 +299,10 @@ def sample_seed(run_seed: int, iteration: int, prompt: str, sample: int, split: 
 
 
 def _digest(*parts: str) -> bytes:
-    """Hash length-prefixed parts, so no two different tuples share their bytes."""
-    digest = hashlib.sha256()
-    for part in parts:
-        encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return digest.digest()
+    return hashlib.sha256(_prefixed(*parts)).digest()
+
+
+def _prefixed(*parts: str) -> bytes:
+    """Return length-prefixed parts, so no two different tuples share their bytes."""
+    encoded = [part.encode("utf-8", "surrogatepass") for part in parts]
+    return b"".join(len(part).to_bytes(8, "big") + part for part in encoded)

@@ -20,7 +20,7 @@ from storage.manifest import (
     find_valid,
     load_manifest,
 )
-from storage.parquet_io import content_digest, encode_table, open_parquet, read_table
+from storage.parquet_io import content_digest, encode_table, open_parquet, read_table, sorted_table
 from storage.rollout_schema import COLUMNS, SCHEMA_VERSION, Family
 from storage.row_faults import checked_table
 from storage.store import Store
@@ -110,8 +110,7 @@ def write_family(
     folder = shard_folder(run, iteration, name.value, shard, split)
     fixed = {"run": run, "iteration": iteration, "split": Split(split).value, "shard": shard}
     table = checked_table(rows, name, folder, fixed if name is Family.ROLLOUTS else {})
-    order = _ORDER if name is Family.ROLLOUTS else ("row_id",)
-    table = table.sort_by([(column, "ascending") for column in order]).combine_chunks()
+    table = sorted_table(table, _ORDER if name is Family.ROLLOUTS else ("row_id",)).combine_chunks()
     return commit(
         store,
         folder,
@@ -250,7 +249,7 @@ def read_family(
     name = Family(family)
     wanted = _checked_columns(columns, (name,))
     table = _read_all(store, run, iteration, name, ["row_id", *(c for c in wanted if c != "row_id")], split)
-    return table.sort_by("row_id").select(wanted)
+    return sorted_table(table, ("row_id",)).select(wanted)
 
 
 def read_rollouts(
@@ -286,7 +285,7 @@ def read_rollouts(
     own = {column.name for column in COLUMNS[Family.ROLLOUTS]}
     needed = dict.fromkeys(["row_id", *_ORDER, *(name for name in wanted if name in own)])
     table = _read_all(store, run, iteration, Family.ROLLOUTS, list(needed), split)
-    table = table.sort_by([(name, "ascending") for name in _ORDER])
+    table = sorted_table(table, _ORDER)
     for name in names:
         joined = [column.name for column in COLUMNS[name] if column.name in wanted and column.name not in own]
         other = _read_all(store, run, iteration, name, ["row_id", *joined], split)
@@ -302,11 +301,12 @@ def _read_all(
     store: Store, run: str, iteration: int, family: Family, columns: Sequence[str], split: Split | str
 ) -> pa.Table:
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     table = pa.concat_tables(iter_shards(store, run, iteration, family, columns=columns, split=split))
-    ids = table.column("row_id").to_pylist()
-    if len(set(ids)) != len(ids):
-        doubled = sorted(name for name, count in Counter(ids).items() if count > 1)
+    if pc.count_distinct(table.column("row_id")).as_py() != table.num_rows:
+        counted = Counter(table.column("row_id").to_pylist())
+        doubled = sorted(name for name, count in counted.items() if count > 1)
         message = (
             f"{store.url}/{run}/iterations/{iteration}: {len(doubled)} row ids of {family.value} occur twice, "
             f"first {doubled[0]}; run `motley verify`"
@@ -324,17 +324,18 @@ def _only_rows_of(other: pa.Table, table: pa.Table) -> pa.Table:
 
 def _joined(table: pa.Table, other: pa.Table, family: Family, where: str, *, is_complete: bool) -> pa.Table:
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    places = {name: place for place, name in enumerate(other.column("row_id").to_pylist())}
-    indices = [places.pop(name, None) for name in table.column("row_id").to_pylist()]
-    num_missing = indices.count(None)
-    if places or (is_complete and num_missing):
+    indices = pc.index_in(table.column("row_id"), value_set=other.column("row_id").combine_chunks())
+    num_missing = indices.null_count
+    num_strange = other.num_rows - (table.num_rows - num_missing)
+    if num_strange or (is_complete and num_missing):
         message = (
-            f"{where}: family {family.value} lacks {num_missing} rows of the rollouts and has {len(places)} rows of "
+            f"{where}: family {family.value} lacks {num_missing} rows of the rollouts and has {num_strange} rows of "
             "none; repeat the stage that writes it"
         )
         raise CorruptObjectError(message)
-    taken = other.drop_columns(["row_id"]).take(pa.array(indices, pa.int64()))
+    taken = other.drop_columns(["row_id"]).take(indices.cast(pa.int64()))
     for name in taken.column_names:
         table = table.append_column(taken.schema.field(name).with_nullable(True), taken.column(name))
     return table

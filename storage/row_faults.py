@@ -1,4 +1,4 @@
-"""Checks of rows before they are stored; all faults of a shard are reported together."""
+"""Checks of rows before they are stored; all faults of a shard are reported together, row by row."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from storage.errors import InvalidInputError
 from storage.layout import Split
 from storage.rollout_schema import COLUMNS, Family, RewardStatus, arrow_schema, group_id, row_id
+from storage.sound_tables import non_finite_columns, sound_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +36,9 @@ def checked_table(
     """
     import pyarrow as pa
 
+    table = sound_table(rows, family, fixed)
+    if table is not None:
+        return table
     listed = rows.to_pylist() if isinstance(rows, pa.Table) else [dict(row) for row in rows]
     known = {column.name for column in COLUMNS[family]}
     faults: list[str] = []
@@ -50,7 +54,7 @@ def checked_table(
         table = pa.Table.from_pylist(listed, schema=arrow_schema(family))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise _refusal(where, [f"a value does not fit its column: {error}"]) from error
-    faults = list(_non_finite(table))
+    faults = non_finite_columns(table)
     if faults:
         raise _refusal(where, faults)
     return table
@@ -91,22 +95,6 @@ def _rollout_faults(row: Mapping[str, Any]) -> Iterator[str]:
     first, last = row.get("policy_version_first"), row.get("policy_version_last")
     if isinstance(first, int) and isinstance(last, int) and first > last:
         yield f"policy_version_first {first} is above policy_version_last {last}"
-
-
-def _non_finite(table: pa.Table) -> Iterator[str]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    for field in table.schema:
-        array = table.column(field.name)
-        if pa.types.is_list(field.type):
-            if array.num_chunks and any(pc.list_flatten(chunk).null_count for chunk in array.chunks):
-                yield f"column {field.name} holds a null inside a list"
-            array = pc.list_flatten(array)
-        elif pa.types.is_map(field.type):
-            array = pa.chunked_array([chunk.items for chunk in array.chunks], type=field.type.item_type)
-        if pa.types.is_floating(array.type) and not pc.all(pc.is_finite(array), skip_nulls=True, min_count=0).as_py():
-            yield f"column {field.name} holds a number that is not finite"
 
 
 def _refusal(where: str, faults: Sequence[str]) -> InvalidInputError:

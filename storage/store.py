@@ -22,6 +22,7 @@ import fsspec
 from storage.errors import InvalidNameError, ObjectMissingError, UnsupportedStoreError
 from storage.foreign_errors import translated
 from storage.ranged_reads import open_ranges
+from storage.store_options import options_of
 
 COPY_BYTES = 8 << 20
 """Bytes held at once while a file is streamed."""
@@ -31,6 +32,12 @@ _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs":
 
 _S3_CONFIG = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
 """Optional checksums off: other servers than Amazon's send the whole object's with a range. Manifests hold SHA-256."""
+
+_S3_CLIENT = {**_S3_CONFIG, "connect_timeout": 10, "read_timeout": 60, "max_pool_connections": 32}
+"""What is asked of botocore: a peer that is silent for that many seconds is given up, and the call repeated."""
+
+_MULTIPART: dict[str, dict[str, int]] = {"s3fs": {"chunksize": 16 << 20, "max_concurrency": 8}}
+"""How a large file is uploaded, by package: parts in flight bound the memory (128 MiB)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,15 +139,19 @@ def checked_key(key: str) -> str:
 class FsspecStore:
     """A store on any fsspec file system whose PUT is atomic (S3, GCS, Azure, memory)."""
 
-    def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> None:
+    def __init__(
+        self, filesystem: fsspec.AbstractFileSystem, root: str, url: str, upload: dict[str, int] | None = None
+    ) -> None:
         """Wrap a file system.
 
         Args:
             filesystem: fsspec file system.
             root: Path of the root as the file system wants it.
             url: URL of the root for messages, without credentials.
+            upload: Options of the file system's upload of a local file: size and number of parts in flight.
         """
         self._fs = filesystem
+        self._upload = dict(upload or {})
         self._root = root.rstrip("/")
         self._url = url
         self._conditional: bool | None = None
@@ -195,7 +206,7 @@ class FsspecStore:
         target = self._path(key)
         with translated(self._url, key, "write"):
             self._prepare(target)
-            self._fs.put_file(str(path), target)
+            self._fs.put_file(str(path), target, **self._upload)
             self._forget(target)
 
     @property
@@ -313,10 +324,12 @@ def open_store(url: str, *, is_retrying: bool = True, **options: Any) -> Store: 
         url: fsspec URL of the root: ``file:///data/rl``, ``memory://x``, ``s3://bucket/prefix``; a plain path is a
             local folder. Credentials belong in the environment or in ``options``, never in the URL.
         is_retrying: Repeat calls that fail transiently (``storage.retry``).
-        options: Passed to the fsspec file system (``endpoint_url``, ``key``, ``secret`` ...).
+        options: Passed to the fsspec file system (``endpoint_url``, ``key``, ``secret`` ...), over those that the
+            environment has for the root (``storage.store_options``).
 
     Raises:
         UnsupportedStoreError: Unknown protocol, missing package, or credentials in the URL.
+        CredentialsError: The environment's options cannot be read.
     """
     from storage.posix_store import PosixStore
     from storage.retry import RetryingStore
@@ -325,6 +338,7 @@ def open_store(url: str, *, is_retrying: bool = True, **options: Any) -> Store: 
     if "@" in rest.split("/", 1)[0]:
         message = f"store URL of protocol {protocol} holds credentials: put them in the environment, not in the URL"
         raise UnsupportedStoreError(message)
+    options = {**options_of(url), **options}
     store: Store
     if protocol in ("file", "local"):
         store = PosixStore(Path(rest), **options)
@@ -336,7 +350,7 @@ def open_store(url: str, *, is_retrying: bool = True, **options: Any) -> Store: 
 def _remote_store(url: str, protocol: str, options: dict[str, Any]) -> Store:
     package = _PACKAGES.get(protocol)
     if package == "s3fs":
-        options = {**options, "config_kwargs": {**_S3_CONFIG, **options.get("config_kwargs", {})}}
+        options = {**options, "config_kwargs": {**_S3_CLIENT, **options.get("config_kwargs", {})}}
     try:
         if package is not None:
             importlib.import_module(package)
@@ -348,4 +362,4 @@ def _remote_store(url: str, protocol: str, options: dict[str, Any]) -> Store:
     except ValueError as error:
         message = f"store URL {url!r} cannot be opened ({error}); known are file, memory, s3, gs and abfs"
         raise UnsupportedStoreError(message) from error
-    return FsspecStore(filesystem, root, url)
+    return FsspecStore(filesystem, root, url, _MULTIPART.get(package or ""))

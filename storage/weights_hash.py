@@ -79,7 +79,30 @@ def read_header(file: BinaryIO, size_bytes: int, name: str) -> list[TensorEntry]
 
 
 def weights_hash(files: Mapping[str, bytes | Path]) -> str:
-    """Return the SHA-256 (hex) over all tensors of the ``*.safetensors`` files.
+    """Return the SHA-256 (hex) over all tensors of the ``*.safetensors`` files; see :func:`tensor_digests`."""
+    return combined_hash(tensor_digests(files))
+
+
+def combined_hash(digests: Mapping[str, str]) -> str:
+    """Return the hash of a model from the digests of its tensors."""
+    total = hashlib.sha256()
+    for tensor in sorted(digests):
+        total.update(f"{json.dumps(tensor)} {digests[tensor]}\n".encode())
+    return total.hexdigest()
+
+
+def element_bits(dtype: str) -> int | None:
+    """Return the bits of an element by the container's name of its type, ``None`` for a type not known here."""
+    return _BITS.get(dtype)
+
+
+def start_digest(entry: TensorEntry) -> hashlib._Hash:
+    """Return the digest of a tensor before its bytes: type and shape are part of it."""
+    return hashlib.sha256(f"{entry.dtype} {list(entry.shape)}\n".encode())
+
+
+def tensor_digests(files: Mapping[str, bytes | Path]) -> dict[str, str]:
+    """Return the SHA-256 (hex) of type, shape and bytes of each tensor of the ``*.safetensors`` files, by its name.
 
     Args:
         files: Content (bytes or local path) by file name; other names are ignored.
@@ -92,7 +115,7 @@ def weights_hash(files: Mapping[str, bytes | Path]) -> str:
     for name in sorted(files):
         if not name.endswith(".safetensors"):
             continue
-        for tensor, digest in _tensor_digests(files[name], name).items():
+        for tensor, digest in _digests_of_file(files[name], name).items():
             if tensor in digests:
                 message = f"tensor {tensor} occurs in {name} and in another file of the same model"
                 raise InvalidInputError(message)
@@ -102,20 +125,17 @@ def weights_hash(files: Mapping[str, bytes | Path]) -> str:
             f"no tensors to hash: a policy needs *.safetensors files, found {', '.join(sorted(files)) or 'nothing'}"
         )
         raise InvalidInputError(message)
-    total = hashlib.sha256()
-    for tensor in sorted(digests):
-        total.update(f"{json.dumps(tensor)} {digests[tensor]}\n".encode())
-    return total.hexdigest()
+    return digests
 
 
-def _tensor_digests(source: bytes | Path, name: str) -> dict[str, str]:
+def _digests_of_file(source: bytes | Path, name: str) -> dict[str, str]:
     size = source.stat().st_size if isinstance(source, Path) else len(source)
     with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
         return {entry.name: _tensor_digest(file, entry) for entry in read_header(file, size, name)}
 
 
 def _tensor_digest(file: BinaryIO, entry: TensorEntry) -> str:
-    digest = hashlib.sha256(f"{entry.dtype} {list(entry.shape)}\n".encode())
+    digest = start_digest(entry)
     file.seek(entry.start)
     left = entry.length
     while left:

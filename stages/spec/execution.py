@@ -71,6 +71,9 @@ class StorageSpec(Section):
     """Newest resume points kept."""
     keep_every: int = Field(default=0, ge=0)
     """Also keep every n-th policy version for good; 0 keeps none."""
+    anchor_every: int = Field(default=16, ge=1)
+    """Every n-th policy version is stored whole in every region; between them the regions get exact deltas, where there
+    are several regions or the store is remote. 1 = always whole."""
     samples_per_shard: int = Field(default=128, ge=1)
     """Completions of one rollout shard (rounded down to whole prompt groups, at least one); the unit of a retry."""
 

@@ -10,7 +10,8 @@ from storage.layout import policy_folder
 from storage.leases import release_lease, take_lease
 from storage.manifest import find_valid
 from storage.metrics import export_metrics
-from storage.policies import fetch_policy, head_version, publish_policy, resolve_policy
+from storage.policies import head_version, publish_policy, resolve_policy
+from storage.policy_fetch import fetch_policy
 from storage.retention import RetentionRule, apply_retention
 from storage.rollouts import find_shard, read_rollouts
 from storage.runs import IterationRecord, list_runs, write_iteration
@@ -38,7 +39,7 @@ def test_policy_is_published_resolved_and_fetched(store: Store, tmp_path: Path) 
     assert head_version(store, RUN) == 0
     resolved = resolve_policy(store, RUN)
     assert resolved == published
-    folder = fetch_policy(store, resolved, tmp_path / "policy")
+    folder = fetch_policy([store], resolved, tmp_path / "policy").local.folder
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == policy_files()
 
 

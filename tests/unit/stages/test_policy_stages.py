@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
-from stages import commit_policy, evaluate, prepare, train, weight_sync
+from stages import commit_policy, evaluate, prepare, replicate, train, weight_sync
+from stages.context import StageContext
 from stages.errors import ContractError, StaleRolloutError
+from stages.policy_files import files_of, policy_directory
 from stages.sampling import policy_for
 from stages.shard_writer import RolloutBatch
 from storage.errors import CorruptObjectError, ObjectMissingError, ResumeMismatchError
 from storage.layout import Split, checkpoint_folder, manifest_key
-from storage.policies import head_version, resolve_policy
+from storage.leases import live_leases
+from storage.policies import LocalPolicy, head_version, publish_policy, resolve_policy
+from storage.policy_copies import publish_copy
+from storage.policy_fetch import local_policy_folder
+from storage.rollouts import read_rollouts, write_rollouts
 from storage.store import open_store
+from storage.weights_hash import weights_hash
 from tests.helpers.stage_contexts import make_context, make_run, publish
+from tests.helpers.storage_builders import NOW, rollout_rows
 
 
 def test_commit_advances_the_head_once(tmp_path: Path) -> None:
@@ -196,3 +206,70 @@ def test_request_names_a_machine_of_the_cluster(tmp_path: Path) -> None:
 
     with pytest.raises(ContractError, match="machine is 'zz', but the cluster has a0, b0"):
         _ = context.machine
+
+
+def _publish_chain(context: StageContext, versions: int) -> None:
+    """Publish versions whose weights change in one element of a thousand, each with a delta from the one before."""
+    values = np.arange(1000, dtype=np.float32)
+    base = None
+    for version in range(versions):
+        values[version] += 1
+        files = {"model.safetensors": save({"w": values}), "config.json": b"{}"}
+        policy = publish_policy(context.home, "r", version, files, created_by="t", base=base)
+        folder = local_policy_folder(context.home, policy)
+        assert folder is not None
+        base = LocalPolicy(policy, folder)
+
+
+def test_weight_sync_sends_deltas_between_anchors(tmp_path: Path) -> None:
+    """Version 0 arrives whole, 1 and 2 as deltas; readers of the region get the same bytes from either."""
+    run = make_run(tmp_path)
+    home = make_context(run, tmp_path, "weight_sync", 0)
+    outcomes = []
+    for k in range(3):
+        _publish_chain(home, k + 2)
+        outcomes.append(weight_sync.run_stage(make_context(run, tmp_path, "weight_sync", k, "b0", region="b")))
+
+    assert [outcome.metrics["form"] for outcome in outcomes] == ["whole", "deltas", "deltas"]
+    whole, delta = outcomes[0].metrics["bytes"], outcomes[1].metrics["bytes"]
+    assert isinstance(whole, int)
+    assert isinstance(delta, int)
+    assert 0 < delta < whole / 5
+    region = open_store(run.roots["b"])
+    assert [resolve_policy(region, "r", version).is_whole for version in (1, 2, 3)] == [True, False, False]
+    reader = make_context(run, tmp_path, "generate", 2, "b0")
+    for version in (1, 2, 3):
+        found = policy_directory(reader, resolve_policy(reader.home, "r", version))
+        assert weights_hash(files_of(found)) == resolve_policy(reader.home, "r", version).weights_hash
+
+
+def test_w6_weight_sync_holds_a_lease_while_bytes_are_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W6: clean-up deleted a version before it was loaded."""
+    run = make_run(tmp_path)
+    home = make_context(run, tmp_path, "weight_sync", 0)
+    _publish_chain(home, 2)
+    seen: list[tuple[int, ...]] = []
+
+    def spying(*arguments: object, **named: object) -> object:
+        seen.extend(lease.policy_versions for lease in live_leases(home.home, "r", NOW))
+        return publish_copy(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(weight_sync, "publish_copy", spying)
+    weight_sync.run_stage(make_context(run, tmp_path, "weight_sync", 0, "b0", region="b"))
+
+    assert seen == [(1,)]
+    assert live_leases(home.home, "r", NOW) == []
+
+
+def test_replicate_brings_the_rows_of_other_regions(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    context = make_context(run, tmp_path, "replicate", 0)
+    rows = rollout_rows(range(2))
+    write_rollouts(open_store(run.roots["b"]), "r", 0, 0, 1, rows, input_fingerprint="f", created_by="t")
+
+    first, second = replicate.run_stage(context), replicate.run_stage(context)
+
+    assert (first.reused, first.metrics["copied"], second.reused, second.metrics["bytes"]) == (False, 1, True, 0)
+    assert read_rollouts(context.store, "r", 0).num_rows == 4

@@ -32,7 +32,7 @@ class ServiceError(Exception):
 
 def test_every_error_has_one_root_and_survives_pickling() -> None:
     classes = [value for _, value in inspect.getmembers(errors, inspect.isclass) if issubclass(value, Exception)]
-    assert len(classes) == 18
+    assert len(classes) == 20
     for cls in classes:
         assert issubclass(cls, StorageError)
         copied = pickle.loads(pickle.dumps(cls("what failed", key="run/k")))

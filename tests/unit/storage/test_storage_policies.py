@@ -19,14 +19,13 @@ from storage.errors import (
 from storage.layout import policy_head
 from storage.policies import (
     advance_head,
-    fetch_policy,
     head_version,
-    local_policy_folder,
     publish_policy,
     read_head,
     resolve_policy,
     roll_back_head,
 )
+from storage.policy_fetch import fetch_policy, local_policy_folder
 from storage.store import Store, open_store
 from storage.weights_hash import TensorEntry, read_header, weights_hash
 from tests.helpers.faulty_store import Crash, Fault, FaultyStore
@@ -161,17 +160,17 @@ def test_c2_policy_truncated_after_its_commit_is_never_fetched(store: Store, tmp
     policy = publish_policy(store, RUN, 0, policy_files(), created_by="test")
     store.publish(policy.manifest.part("model.safetensors").path, policy_files()["model.safetensors"][:-1])
     with pytest.raises(CorruptObjectError, match=r"model\.safetensors has .* bytes"):
-        fetch_policy(store, policy, tmp_path / "copy")
+        fetch_policy([store], policy, tmp_path / "copy")
     assert list(tmp_path.glob("*copy*")) == []
 
 
 def test_fetch_replaces_a_damaged_copy_and_reuses_a_good_one(store: Store, tmp_path: Path) -> None:
     policy = publish_policy(store, RUN, 0, policy_files(), created_by="test")
-    folder = fetch_policy(store, policy, tmp_path / "a" / "copy")
+    folder = fetch_policy([store], policy, tmp_path / "a" / "copy").local.folder
     (folder / "model.safetensors").write_bytes(b"damaged")
-    fetch_policy(store, policy, folder)
+    fetch_policy([store], policy, folder)
     counting = FaultyStore(store)
-    fetch_policy(counting, policy, folder)
+    assert fetch_policy([counting], policy, folder).form == "present"
     assert counting.calls == []
     assert (folder / "model.safetensors").read_bytes() == policy_files()["model.safetensors"]
 

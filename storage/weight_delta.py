@@ -1,0 +1,338 @@
+"""The difference between two versions of a model's safetensors files as one object, exact to the byte.
+
+A delta belongs to one base (by the hash of its tensors) and gives one result. It is made from serving-format files,
+never from a trainer's own layout (W17), and only for files whose headers are equal byte for byte. Layout::
+
+    "MTLDELTA"  u64 length of the header   header (zstd JSON)   block  block ...
+
+Blocks (``storage.sparse_codec``) cover the files' data in order, so that one block of base, changes and result is all
+that memory holds. The header names the SHA-256 of every tensor of the result, unchanged ones included: whoever applies
+a chain of deltas proves every byte of what comes out, whatever the base and the changes were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from storage.errors import CorruptObjectError, DeltaMismatchError
+from storage.sparse_codec import WIDTHS, apply_block, encode_block
+from storage.tensor_proof import InBackground, TensorProof
+from storage.weights_hash import TensorEntry, combined_hash, element_bits, read_header
+
+DELTA_FORMAT: Final = "motley.weight_delta/1"
+BLOCK_BYTES: Final = 4 << 20
+"""Bytes of weights per block: small enough for a cache, large enough that zstd sees enough of the changes."""
+MAX_FRACTION: Final = 0.5
+"""Size of a delta, relative to its files, from which on it is not worth having."""
+
+_MAGIC: Final = b"MTLDELTA"
+_MAX_HEADER_BYTES: Final = 256 << 20
+_SUFFIX: Final = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaFile:
+    """What a delta says of one safetensors file."""
+
+    name: str
+    """File name inside the policy."""
+    size: int
+    """Length in bytes, of base and result."""
+    header_sha256: str
+    """SHA-256 (hex) of the bytes before the tensors, in base and result."""
+    blocks: tuple[int, ...]
+    """Lengths of the compressed blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightDelta:
+    """A parsed delta: its header, and where its blocks lie."""
+
+    base_weights_hash: str
+    """Hash of the tensors that it starts from."""
+    weights_hash: str
+    """Hash of the tensors that it gives."""
+    block_bytes: int
+    """Bytes of weights per block."""
+    files: tuple[DeltaFile, ...]
+    """Files, in the order of the blocks."""
+    digests: Mapping[str, str]
+    """SHA-256 (hex) of each tensor of the result."""
+    body: memoryview
+    """All blocks, one after the other."""
+
+    def blocks(self, name: str) -> Iterator[memoryview]:
+        """Yield the blocks of one file."""
+        place = 0
+        for file in self.files:
+            for length in file.blocks:
+                if file.name == name:
+                    yield self.body[place : place + length]
+                place += length
+
+
+def encode_delta(
+    base: Mapping[str, bytes | Path],
+    new: Mapping[str, bytes | Path],
+    *,
+    base_weights_hash: str,
+    digests: Mapping[str, str],
+    block_bytes: int = BLOCK_BYTES,
+) -> bytes | None:
+    """Return the delta from one version's files to the next one's, ``None`` where the full files are the better choice.
+
+    Args:
+        base: Files of the base by name; other files than safetensors are ignored.
+        new: Files of the result.
+        base_weights_hash: Hash of the base's tensors.
+        digests: SHA-256 of the result's tensors, from ``weights_hash.tensor_digests``.
+        block_bytes: Bytes of weights per block, a multiple of 8.
+
+    Raises:
+        CorruptObjectError: A file is truncated or malformed.
+    """
+    names = [name for name in sorted(new) if name.endswith(_SUFFIX)]
+    if names != [name for name in sorted(base) if name.endswith(_SUFFIX)]:
+        return None
+    files, blocks, room = [], [], MAX_FRACTION * sum(_size(new[name]) for name in names)
+    for name in names:
+        with _opened(base[name]) as old_file, _opened(new[name]) as new_file:
+            old_head, new_head = (_head(file, name) for file in (old_file, new_file))
+            if old_head.raw != new_head.raw or old_head.size != new_head.size:
+                return None
+            lengths = []
+            for segment in _segments(new_head.entries, block_bytes):
+                blocks.append(encode_block(_read(old_file, segment), _read(new_file, segment)))
+                lengths.append(len(blocks[-1]))
+                room -= lengths[-1]
+                if room < 0:
+                    return None
+        files.append(_file_document(name, new_head, lengths))
+    header = {
+        "format": DELTA_FORMAT,
+        "base_weights_hash": base_weights_hash,
+        "weights_hash": combined_hash(digests),
+        "block_bytes": block_bytes,
+        "files": files,
+        "digests": dict(digests),
+    }
+    packed = _packed_json(header)
+    return b"".join([_MAGIC, len(packed).to_bytes(8, "little"), packed, *blocks])
+
+
+def parse_delta(data: bytes | memoryview, name: str) -> WeightDelta:
+    """Read a delta's header and check that its blocks are all there.
+
+    Args:
+        data: The whole object.
+        name: Object key, for messages.
+
+    Raises:
+        CorruptObjectError: Truncated, damaged, or of a format that this code does not know.
+    """
+    try:
+        delta = _parsed(memoryview(data))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        message = f"{name} is no usable weight delta ({error!r}); take the full weights instead"
+        raise CorruptObjectError(message, key=name) from error
+    return delta
+
+
+def _parsed(view: memoryview) -> WeightDelta:
+    """Raises ValueError, KeyError, TypeError, AttributeError or OSError on damage."""
+    if bytes(view[:8]) != _MAGIC:
+        message = "it does not start as a delta does"
+        raise ValueError(message)
+    length = int.from_bytes(view[8:16], "little")
+    header = _unpacked_json(view[16 : 16 + length])
+    if header["format"] != DELTA_FORMAT:
+        message = f"its format is {header['format']!r}, this code reads {DELTA_FORMAT!r}"
+        raise ValueError(message)
+    delta = WeightDelta(
+        base_weights_hash=str(header["base_weights_hash"]),
+        weights_hash=str(header["weights_hash"]),
+        block_bytes=int(header["block_bytes"]),
+        files=tuple(
+            DeltaFile(str(f["name"]), int(f["size"]), str(f["header_sha256"]), tuple(map(int, f["blocks"])))
+            for f in header["files"]
+        ),
+        digests={str(tensor): str(digest) for tensor, digest in header["digests"].items()},
+        body=view[16 + length :],
+    )
+    lengths = [length for file in delta.files for length in file.blocks]
+    if min(lengths, default=0) < 0 or sum(lengths) != len(delta.body) or delta.block_bytes % 8 or not delta.files:
+        message = f"its blocks do not fill its {len(delta.body)} bytes"
+        raise ValueError(message)
+    if combined_hash(delta.digests) != delta.weights_hash:
+        message = "the hashes of its tensors do not give its hash"
+        raise ValueError(message)
+    return delta
+
+
+def apply_deltas(base: Mapping[str, Path], deltas: Sequence[WeightDelta], out: Path) -> None:
+    """Write the files that a chain of deltas makes from a base, proving every tensor.
+
+    Args:
+        base: Safetensors files of the base, by name.
+        deltas: Oldest first; each one's base is the result of the one before.
+        out: Existing folder; on failure nothing of this call stays in it.
+
+    Raises:
+        DeltaMismatchError: The chain is broken, belongs to other files, or does not give the promised tensors.
+        CorruptObjectError: A block or a file of the base is damaged.
+    """
+    _check_chain(deltas)
+    files = deltas[-1].files
+    missing = ", ".join(file.name for file in files if file.name not in base)
+    if missing:
+        message = f"the base has no {missing}, which the delta changes; take the full weights instead"
+        raise DeltaMismatchError(message, key=missing)
+    written = [out / file.name for file in files]
+    try:
+        for file in files:
+            _apply_to_file(base[file.name], file, deltas, out / file.name)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _check_chain(deltas: Sequence[WeightDelta]) -> None:
+    for before, after in pairwise(deltas):
+        if after.base_weights_hash != before.weights_hash:
+            message = (
+                f"a chain of deltas is broken: one gives weights {before.weights_hash[:12]}, the next one starts from "
+                f"{after.base_weights_hash[:12]}; take the full weights instead"
+            )
+            raise DeltaMismatchError(message)
+    shapes = {(d.block_bytes, tuple((f.name, f.size, f.header_sha256) for f in d.files)) for d in deltas}
+    if len(shapes) != 1:
+        message = f"{len(deltas)} deltas are applied together but are of {len(shapes)} different sets of files"
+        raise DeltaMismatchError(message)
+
+
+def _apply_to_file(source: Path, file: DeltaFile, deltas: Sequence[WeightDelta], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb", buffering=0) as opened, target.open("wb", buffering=0) as written:
+        head = _head(opened, file.name)
+        if hashlib.sha256(head.raw).hexdigest() != file.header_sha256 or head.size != file.size:
+            message = f"{source} has other tensors than the base of the delta; take the full weights instead"
+            raise DeltaMismatchError(message, key=file.name)
+        written.write(head.raw)
+        proof = TensorProof(head.entries, deltas[-1].digests, file.name)
+        segments = list(_segments(head.entries, deltas[0].block_bytes))
+        if any(len(f.blocks) != len(segments) for d in deltas for f in d.files if f.name == file.name):
+            message = f"{file.name}: the deltas have other blocks than the file; take the full weights instead"
+            raise DeltaMismatchError(message, key=file.name)
+        with InBackground(proof.update) as proving:
+            for segment, blocks in zip(segments, zip(*(d.blocks(file.name) for d in deltas), strict=True), strict=True):
+                values = _read(opened, segment)
+                for block in blocks:
+                    apply_block(values, block)
+                data = values.data.cast("B")
+                proving.give(data)
+                written.write(data)
+        proof.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    raw: bytes
+    size: int
+    entries: list[TensorEntry]
+
+
+def _head(file: BinaryIO | io.RawIOBase, name: str) -> _Head:
+    size = file.seek(0, io.SEEK_END)
+    buffered: Any = file
+    entries = read_header(buffered, size, name)
+    start = min((entry.start for entry in entries), default=size)
+    file.seek(0)
+    return _Head(_exactly(buffered, start), size, entries)
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    start: int
+    length: int
+    width: int
+
+
+def _segments(entries: Sequence[TensorEntry], block_bytes: int) -> Iterator[_Segment]:
+    """Yield the blocks of a file's data: neighbouring tensors of one width together, cut at the block size."""
+    place = 0
+    while place < len(entries):
+        width, start, end = _width(entries[place]), entries[place].start, entries[place].start
+        while place < len(entries) and _width(entries[place]) == width:
+            end = entries[place].start + entries[place].length
+            place += 1
+        for begin in range(start, end, block_bytes):
+            yield _Segment(begin, min(block_bytes, end - begin), width)
+
+
+def _width(entry: TensorEntry) -> int:
+    bits = element_bits(entry.dtype)
+    return bits // 8 if bits is not None and bits % 8 == 0 and bits // 8 in WIDTHS else 1
+
+
+def _read(file: Any, segment: _Segment) -> np.ndarray[Any, Any]:  # noqa: ANN401 - raw and buffered files
+    values = np.empty(segment.length // segment.width, np.dtype(f"u{segment.width}"))
+    file.seek(segment.start)
+    view, place = values.data.cast("B"), 0
+    while place < len(view):
+        count = file.readinto(view[place:])
+        if not count:
+            raise CorruptObjectError(f"a file of weights ends at byte {segment.start + place}; it is truncated")
+        place += count
+    return values
+
+
+def _exactly(file: Any, length: int) -> bytes:  # noqa: ANN401 - raw and buffered files
+    data = b""
+    while len(data) < length:
+        more = file.read(length - len(data))
+        if not more:
+            raise CorruptObjectError(f"a file of weights ends at byte {len(data)}; it is truncated")
+        data += more
+    return data
+
+
+def _file_document(name: str, head: _Head, blocks: list[int]) -> dict[str, object]:
+    sha256 = hashlib.sha256(head.raw).hexdigest()
+    return {"name": name, "size": head.size, "header_sha256": sha256, "blocks": blocks}
+
+
+def _packed_json(document: Mapping[str, object]) -> bytes:
+    import pyarrow as pa
+
+    text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    packed = pa.Codec("zstd").compress(text, asbytes=True)
+    return len(text).to_bytes(8, "little") + bytes(packed)
+
+
+def _unpacked_json(data: memoryview) -> Any:  # noqa: ANN401 - JSON
+    import pyarrow as pa
+
+    size = int.from_bytes(data[:8], "little")
+    if size > _MAX_HEADER_BYTES:
+        message = f"its header wants {size} bytes"
+        raise ValueError(message)
+    text = pa.Codec("zstd").decompress(pa.py_buffer(data[8:]), decompressed_size=size)
+    return json.loads(bytes(text))
+
+
+def _opened(source: bytes | Path) -> Any:  # noqa: ANN401 - raw files and memory
+    return source.open("rb", buffering=0) if isinstance(source, Path) else io.BytesIO(source)
+
+
+def _size(source: bytes | Path) -> int:
+    return source.stat().st_size if isinstance(source, Path) else len(source)

