@@ -77,6 +77,7 @@ def _context(regions: Regions, stage: str, iteration: int, machine: str, **param
     deadline = Deadline(clock=clock, ends_at=clock.monotonic() + 1500)
     context = StageContext(request, regions.run, PhaseTimer(clock=clock), deadline)
     ensure_plan(StageContext(request.model_copy(update={"iteration": 0}), regions.run, context.timer, deadline))
+    ensure_plan(context)
     return context
 
 
