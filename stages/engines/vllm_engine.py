@@ -133,7 +133,8 @@ class VllmEngine:
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,
-            seed=_signed(request.seed),
+            # vLLM begins each request's draws anew: the rest of a completion must not repeat those of its first tokens.
+            seed=_signed((request.seed + len(request.sampled_token_ids)) % 2**64),
             stop_token_ids=list(request.stop_token_ids),
             ignore_eos=True,  # the request names every id that ends it
             logprobs=0,  # the sampled token's alone

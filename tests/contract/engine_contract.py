@@ -184,20 +184,6 @@ class EngineContract:
         ]
         assert largest_gap(engine.score(rows), expected) < TOLERANCE
 
-    def test_completion_goes_on_where_an_interrupted_call_ended(self, engine: GenerationEngine) -> None:
-        """The draws depend on seed and position: the rest is what one call would have sampled."""
-        requests = make_requests(12, max_tokens=10, stop_token_ids=[])
-        whole = engine.generate(requests)
-        cut = [place % 9 + 1 for place in range(12)]
-        asked = [
-            replace(request, sampled_token_ids=list(done.token_ids[:count]))
-            for request, done, count in zip(requests, whole, cut, strict=True)
-        ]
-        rest = engine.generate(asked)
-        assert tokens_of(rest) == [list(done.token_ids[count:]) for done, count in zip(whole, cut, strict=True)]
-        expected = [list(done.logprobs[count:]) for done, count in zip(whole, cut, strict=True)]
-        assert largest_gap([list(done.logprobs) for done in rest], expected) < TOLERANCE
-
     def test_tokens_sampled_before_count_towards_the_limit(self, engine: GenerationEngine) -> None:
         """[AReaL#858] The limit is of the completion, not of the call."""
         (request,) = make_requests(1, max_tokens=6, stop_token_ids=[])
