@@ -19,8 +19,14 @@ from storage.errors import InvalidInputError, StorageError
 
 GROUPS: Final[tuple[tuple[str, str | None], ...]] = (
     ("cli.deployment", None),
+    ("cli.worker", None),
     ("cli.run", None),
     ("cli.resume", None),
+    ("cli.run_control", None),
+    ("cli.rewind", None),
+    ("cli.fork", None),
+    ("cli.machines", None),
+    ("cli.doctor", None),
     ("cli.runs", None),
     ("cli.planner", None),
     ("cli.simulate", None),

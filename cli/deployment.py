@@ -10,8 +10,10 @@ import typer
 
 from cli.deployment_api import AirflowApi
 from cli.deployment_processes import end_airflow, end_stages, marked_processes, running_components
-from cli.deployment_record import COMPONENTS, DeploymentRecord, read_record, write_record
+from cli.deployment_record import COMPONENTS, DeploymentRecord, Worker, read_record, write_record
 from cli.deployment_start import bring_up
+from cli.deployment_workers import is_running
+from cli.documents import read_cluster
 from cli.errors import DeploymentError
 from cli.output import Output
 from stages.errors import ContractError
@@ -37,13 +39,33 @@ def up(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the UI; default: 8080 or a free one.")
     ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", "-c", help="Cluster file: every machine gets a worker on this computer."),
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option("--database-url", help="Metadata database, e.g. postgresql+psycopg2://...; default: SQLite."),
+    ] = None,
     home: HomeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Start a real Airflow on this machine (SQLite, local executor, loopback only); harmless when it is up already."""
+    """Start a real Airflow on this computer, loopback only; harmless when it is up already.
+
+    Without --cluster tasks run beside the scheduler, which is right for one machine.
+    """
     output = Output(is_json=json)
-    record = bring_up(home_of(home), port=port, environment=os.environ, report=output.progress)
-    output.result({"url": record.url, "state": "up"}, f"Airflow is up: {record.url}")
+    record = bring_up(
+        home_of(home),
+        port=port,
+        environment=os.environ,
+        report=output.progress,
+        cluster=None if cluster is None else read_cluster(cluster),
+        database_url=database_url,
+    )
+    workers = [worker.machine for worker in record.workers]
+    text = f"Airflow is up: {record.url}" + (f" (workers: {', '.join(workers)})" if workers else "")
+    output.result({"url": record.url, "state": "up", "workers": workers}, text)
 
 
 @app.command()
@@ -73,7 +95,8 @@ def bring_down(home: MotleyHome, record: DeploymentRecord) -> int:
         raise DeploymentError(
             f"processes {sorted({p.pid for p in left})} can't be ended; end them by hand, then run `motley down` again."
         )
-    write_record(home.deployment_file, record.model_copy(update={"processes": ()}))
+    workers = tuple(worker.model_copy(update={"process": None}) for worker in record.workers)
+    write_record(home.deployment_file, record.model_copy(update={"processes": (), "workers": workers}))
     return count
 
 
@@ -108,6 +131,7 @@ def deployment_status(home: MotleyHome) -> dict[str, Any]:
     running = {component.name: component.pid for component in running_components(record)}
     with AirflowApi(record.url) as api:
         health = api.health() if running else {}
+        reported = {w["worker_name"]: w for w in api.workers()} if running and record.has_workers else {}
     components = {
         name: {
             "pid": running.get(name),
@@ -115,12 +139,37 @@ def deployment_status(home: MotleyHome) -> dict[str, Any]:
         }
         for name in COMPONENTS
     }
+    workers = [_worker_status(worker, reported.pop(worker.machine, None)) for worker in record.workers]
+    workers += [_far_worker_status(other) for other in reported.values()]
     is_healthy = all(part["pid"] and part["health"] == "healthy" for part in components.values())
+    is_healthy = is_healthy and all(w["pid"] for w in workers if not w["is_elsewhere"])
     return found | {
         "state": "up" if is_healthy else "damaged" if running else "down",
         "url": record.url if running else None,
         "components": components,
+        "workers": workers,
         "stage_processes": len(marked_processes(record.id, part=STAGE_PART)),
+    }
+
+
+def _worker_status(worker: Worker, reported: dict[str, Any] | None) -> dict[str, Any]:
+    facts = worker.model_dump(mode="json", include={"machine", "queue", "region", "gpu", "count"})
+    pid = worker.process.pid if worker.process is not None and is_running(worker) else None
+    state = reported["state"] if reported else None
+    return {**facts, "pid": pid, "state": state, "is_elsewhere": False}
+
+
+def _far_worker_status(reported: dict[str, Any]) -> dict[str, Any]:
+    info = reported.get("sysinfo") or {}
+    return {
+        "machine": reported["worker_name"],
+        "queue": ",".join(reported.get("queues") or ()),
+        "region": info.get("region"),
+        "gpu": info.get("gpu"),
+        "count": info.get("gpu_count"),
+        "pid": None,
+        "state": reported["state"],
+        "is_elsewhere": True,
     }
 
 
@@ -130,6 +179,10 @@ def _status_text(found: dict[str, Any]) -> str:
         lines.append(
             f"  {name:14} {('pid ' + str(part['pid'])) if part['pid'] else 'not running':14} {part['health'] or ''}"
         )
+    for worker in found.get("workers", ()):
+        place = f"pid {worker['pid']}" if worker["pid"] else "elsewhere" if worker["is_elsewhere"] else "not running"
+        what = f"queue {worker['queue']}, {worker['region']}, {worker['count']} x {worker['gpu']}"
+        lines.append(f"  worker {worker['machine']:7} {place:14} {worker['state'] or '':8} {what}")
     lines.append(f"  stage processes and engines: {found['stage_processes']}")
     lines.append(f"  runs: {', '.join(found['runs']) or 'none'}")
     lines += [f"  fault: {fault}" for fault in found["faults"]]

@@ -63,10 +63,29 @@ class AirflowApi:
         """Return a DAG, None if Airflow has not parsed it."""
         return self._get(f"/api/v2/dags/{dag_id}")
 
+    def queued_tasks(self, dag_id: str) -> list[dict[str, Any]]:
+        """Return the task instances of a DAG that wait for a worker, in all DAG runs."""
+        query = {"state": ["queued", "scheduled"], "limit": _PAGE}
+        page = self._get(f"/api/v2/dags/{dag_id}/dagRuns/~/taskInstances", params=query)
+        return [] if page is None else list(page["task_instances"])
+
     def num_versions(self, dag_id: str) -> int:
         """Return how many versions of a DAG Airflow has stored."""
         page = self._get(f"/api/v2/dags/{dag_id}/dagVersions", params={"limit": 1})
         return 0 if page is None else int(page["total_entries"])
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the Edge workers that have ever reported themselves; none when there is no Edge executor."""
+        page = self._get("/edge_worker/ui/worker")
+        return [] if page is None else list(page["workers"])
+
+    def set_worker_maintenance(self, name: str, *, comment: str | None) -> None:
+        """Let a worker finish what it runs and take nothing new (with a comment), or take work again (None)."""
+        path = f"/edge_worker/ui/worker/{name}/maintenance"
+        if comment is None:
+            self._send("DELETE", path)
+        else:
+            self._send("POST", path, json={"maintenance_comment": comment})
 
     def import_errors(self) -> list[dict[str, Any]]:
         """Return the errors of DAG files."""
@@ -90,6 +109,10 @@ class AirflowApi:
             found += [] if page is None else page["dag_runs"]
             if page is None or not page["dag_runs"] or len(found) >= page["total_entries"]:
                 return found
+
+    def fail_run(self, dag_id: str, dag_run_id: str) -> None:
+        """Mark a DAG run failed; its running tasks are ended."""
+        self._send("PATCH", f"/api/v2/dags/{dag_id}/dagRuns/{dag_run_id}", json={"state": "failed"})
 
     def count_runs(self, dag_id: str, state: str) -> int:
         """Return the number of DAG runs in a state."""
@@ -128,13 +151,26 @@ class AirflowApi:
             iteration: Iteration.
             is_success_redone: Whether a DAG run that stands as successful is run again too.
         """
-        date = logical_date_of(iteration).isoformat()
+        return self.backfill_range(dag_id, iteration, iteration, is_success_redone=is_success_redone)
+
+    def backfill_range(
+        self, dag_id: str, first: int, last: int, *, is_success_redone: bool, max_active_runs: int = 1
+    ) -> dict[str, Any]:
+        """Run iterations again (or for the first time), in order.
+
+        Args:
+            dag_id: DAG.
+            first: First iteration.
+            last: Last iteration.
+            is_success_redone: Whether DAG runs that stand as successful are run again too.
+            max_active_runs: DAG runs at a time; a budget of the backfill's own.
+        """
         body = {
             "dag_id": dag_id,
-            "from_date": date,
-            "to_date": date,
+            "from_date": logical_date_of(first).isoformat(),
+            "to_date": logical_date_of(last).isoformat(),
             "reprocess_behavior": "completed" if is_success_redone else "failed",
-            "max_active_runs": 1,
+            "max_active_runs": max_active_runs,
             "run_on_latest_version": True,
         }
         return dict(self._send("POST", "/api/v2/backfills", json=body).json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -94,7 +95,7 @@ def engines_python(environment: Mapping[str, str], recorded: str | None) -> str:
     return os.fspath(named)
 
 
-def check_airflow_home(home: MotleyHome, version: str) -> bool:
+def check_airflow_home(home: MotleyHome, version: str, *, database_url: str | None = None) -> bool:
     """Demand that AIRFLOW_HOME is new or Motley's, and not newer than this Airflow; return whether it must be migrated.
 
     Raises:
@@ -109,7 +110,8 @@ def check_airflow_home(home: MotleyHome, version: str) -> bool:
             )
         return True
     try:
-        recorded = str(json.loads(marker.read_text(encoding="utf-8"))["airflow"])
+        content = json.loads(marker.read_text(encoding="utf-8"))
+        recorded = str(content["airflow"])
         is_newer = _key(recorded) > _key(version)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DeploymentError(
@@ -121,12 +123,20 @@ def check_airflow_home(home: MotleyHome, version: str) -> bool:
             "the folder "
             "away (the runs' data is not in it)."
         )
-    return recorded != version or not (folder / "airflow.db").exists()
+    if recorded != version or content.get("database") != _digest(database_url):
+        return True
+    return database_url is None and not (folder / "airflow.db").exists()
 
 
-def mark_airflow_home(home: MotleyHome, version: str) -> None:
-    """Note that AIRFLOW_HOME is Motley's and migrated for a version."""
-    (home.airflow_dir / MARKER_NAME).write_text(json.dumps({"airflow": version}) + "\n", encoding="utf-8")
+def mark_airflow_home(home: MotleyHome, version: str, *, database_url: str | None = None) -> None:
+    """Note that AIRFLOW_HOME is Motley's and that its database is migrated for a version."""
+    content = {"airflow": version, "database": _digest(database_url)}
+    (home.airflow_dir / MARKER_NAME).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _digest(database_url: str | None) -> str | None:
+    """Return a digest of a database's URL, which may hold a password; None for the SQLite file."""
+    return None if database_url is None else hashlib.sha256(database_url.encode()).hexdigest()
 
 
 def _key(version: str) -> tuple[int, ...]:

@@ -30,6 +30,27 @@ class ComponentProcess(_Document):
     """Start time of the process as the system tells it, Unix time: a recycled pid has another one."""
 
 
+class Worker(_Document):
+    """An Edge worker on this computer: the work of one machine of a cluster file."""
+
+    machine: str
+    """Name in the cluster file; also the worker's name in Airflow."""
+    queue: str
+    """Airflow queue."""
+    region: str
+    """Region."""
+    gpu: str
+    """GPU type."""
+    count: int
+    """GPUs."""
+    concurrency: int = Field(ge=1)
+    """Tasks at a time."""
+    roots: tuple[str, ...]
+    """Object-store roots in which it looks for the records of runs."""
+    process: ComponentProcess | None = None
+    """What runs; None before the first start."""
+
+
 class Ports(_Document):
     """Ports on the loopback interface."""
 
@@ -57,8 +78,17 @@ class DeploymentRecord(_Document):
     """Interpreter of Airflow."""
     engines_python: str
     """Interpreter of stage processes and engines."""
+    database_url: str | None = None
+    """SQLAlchemy URL of the metadata database; None is a SQLite file in the home directory."""
+    workers: tuple[Worker, ...] = ()
+    """Edge workers on this computer; without any, tasks run in the scheduler's local executor."""
     processes: tuple[ComponentProcess, ...] = ()
     """What was started; empty when the deployment is down."""
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether tasks go to Edge workers by queue, as against the local executor."""
+        return bool(self.workers)
 
     @property
     def url(self) -> str:

@@ -1,4 +1,4 @@
-"""How the embedded Airflow is configured: SQLite, LocalExecutor, loopback, and the pace of the scheduler.
+"""How the embedded Airflow is configured: database, executor, loopback, and the pace of the scheduler.
 
 Everything goes through the environment of its processes; no configuration file is edited. Settings of another Airflow
 in the caller's environment are dropped.
@@ -6,17 +6,19 @@ in the caller's environment are dropped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import cli
 from cli.deployment_processes import AIRFLOW_PART
-from cli.deployment_record import DeploymentRecord
+from cli.deployment_record import DeploymentRecord, Worker
 from stages.home import (
     DEPLOYMENT_VARIABLE,
     ENGINES_PYTHON_VARIABLE,
     HOME_VARIABLE,
     PART_VARIABLE,
+    WORKER_VARIABLE,
     MotleyHome,
 )
 
@@ -48,18 +50,85 @@ _PACE = {
 
 _FIXED = {
     "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-    "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
     "AIRFLOW__CORE__PARALLELISM": "8",
     "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
     "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
     "AIRFLOW__CORE__DEFAULT_TASK_WEIGHT_RULE": "absolute",
     "AIRFLOW__API__HOST": "127.0.0.1",
+    # A worker's request is signed for this many seconds; a server on a busy machine can take longer than the default of
+    # 10 to look at it, and the worker ends when it is refused (seen with Airflow 3.3.2, edge3 5.1.0).
+    "AIRFLOW__API_AUTH__JWT_LEEWAY": "300",
+    # A task may wait in its queue for longer than the default of 10 minutes.
+    "AIRFLOW__EXECUTION_API__JWT_EXPIRATION_TIME": "86400",
     "AIRFLOW__API__WORKERS": "1",
     "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
     "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
     # Otherwise process titles overwrite the environment, in which `motley down` finds the deployment's mark.
     "SPT_NOENV": "1",
 }
+
+
+LOCAL_EXECUTOR = "LocalExecutor"
+"""Tasks run beside the scheduler: the default, for one machine."""
+
+EDGE_EXECUTOR = "airflow.providers.edge3.executors.EdgeExecutor"
+"""Tasks go to the worker of their queue, which fetches them over HTTP. It is the only executor then: a list of two
+would have to be the same in every process that reads a DAG, and no row of a run belongs beside the scheduler."""
+
+# A worker is missed after five heartbeats; then another one may take its name.
+WORKER_HEARTBEAT_S = 10
+
+_EDGE = {
+    "AIRFLOW__EDGE__API_ENABLED": "True",
+    "AIRFLOW__EDGE__JOB_POLL_INTERVAL": "1",
+    "AIRFLOW__EDGE__HEARTBEAT_INTERVAL": str(WORKER_HEARTBEAT_S),
+    "AIRFLOW__EDGE__DRAIN_TIMEOUT_SEC": "600",
+    "AIRFLOW__EDGE__EXTENDED_SYSTEM_INFO_FUNCTION": "plugins.worker_info.machine_facts",
+}
+
+
+def edge_environment(url: str) -> dict[str, str]:
+    """Return the settings that Airflow's processes and its workers share when there are workers."""
+    return {
+        **_EDGE,
+        "AIRFLOW__CORE__EXECUTOR": EDGE_EXECUTOR,
+        "AIRFLOW__EDGE__API_URL": f"{url}/edge_worker/v1/rpcapi",
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
+    }
+
+
+def without_airflow(caller: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the settings of any Airflow."""
+    return {name: value for name, value in caller.items() if not name.startswith(("AIRFLOW_", "_AIRFLOW_"))}
+
+
+def worker_environment(
+    worker: Worker, home: MotleyHome, caller: Mapping[str, str], *, url: str, jwt_secret: str
+) -> dict[str, str]:
+    """Return the environment of an Edge worker: no database, a home and logs of its own.
+
+    Args:
+        worker: The worker.
+        home: Its own home directory.
+        caller: Environment of the command.
+        url: Address of the API server.
+        jwt_secret: Signs what worker and server say to each other.
+    """
+    facts = worker.model_dump(mode="json", include={"machine", "region", "gpu", "count", "roots"})
+    return {
+        **without_airflow(caller),
+        **_FIXED,
+        **_PACE,
+        **edge_environment(url),
+        "AIRFLOW_HOME": str(home.airflow_dir),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS_DIR),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(home.airflow_dir / "plugins"),
+        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(home.airflow_dir / "logs"),
+        "AIRFLOW__API_AUTH__JWT_SECRET": jwt_secret,
+        HOME_VARIABLE: str(home.path),
+        WORKER_VARIABLE: json.dumps(facts, sort_keys=True),
+        PART_VARIABLE: AIRFLOW_PART,
+    }
 
 
 def airflow_environment(record: DeploymentRecord, home: MotleyHome, caller: Mapping[str, str]) -> dict[str, str]:
@@ -70,16 +139,17 @@ def airflow_environment(record: DeploymentRecord, home: MotleyHome, caller: Mapp
         home: Its local files.
         caller: Environment of the command, which is inherited apart from other Airflows' settings.
     """
-    inherited = {name: value for name, value in caller.items() if not name.startswith(("AIRFLOW_", "_AIRFLOW_"))}
+    executor = edge_environment(record.url) if record.has_workers else {"AIRFLOW__CORE__EXECUTOR": LOCAL_EXECUTOR}
     return {
-        **inherited,
+        **without_airflow(caller),
         **_FIXED,
         **_PACE,
+        **executor,
         "AIRFLOW_HOME": str(home.airflow_dir),
         "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS_DIR),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(home.airflow_dir / "plugins"),
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{record.url}/execution/",
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home.airflow_dir / 'airflow.db'}",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": record.database_url or f"sqlite:///{home.airflow_dir / 'airflow.db'}",
         "AIRFLOW__API__PORT": str(record.ports.api),
         "AIRFLOW__API__BASE_URL": record.url,
         "AIRFLOW__API__SECRET_KEY": record.api_secret,

@@ -15,11 +15,22 @@ import psutil
 from cli.deployment_api import HEALTH_NAMES, AirflowApi
 from cli.deployment_checks import airflow_python, check_airflow_home, check_home, engines_python, mark_airflow_home
 from cli.deployment_ports import PREFERRED_API_PORT, any_free, demand_free, is_free
-from cli.deployment_processes import end_airflow, listens, running_components
-from cli.deployment_record import COMPONENTS, ComponentProcess, DeploymentRecord, Ports, read_record, write_record
+from cli.deployment_processes import end_airflow, listens, marked_processes, running_components
+from cli.deployment_record import (
+    COMPONENTS,
+    ComponentProcess,
+    DeploymentRecord,
+    Ports,
+    Worker,
+    read_record,
+    write_record,
+)
 from cli.deployment_settings import airflow_environment
+from cli.deployment_workers import ensure_workers, is_running, workers_of
 from cli.errors import DeploymentError
+from plans.spec.cluster import Cluster
 from stages.home import MotleyHome
+from stages.launch import STAGE_PART
 
 START_TIMEOUT_S = 240.0
 """Longest wait for all components to be healthy."""
@@ -34,7 +45,15 @@ Report = Callable[[str], None]
 """Takes one line of progress."""
 
 
-def bring_up(home: MotleyHome, *, port: int | None, environment: Mapping[str, str], report: Report) -> DeploymentRecord:
+def bring_up(
+    home: MotleyHome,
+    *,
+    port: int | None,
+    environment: Mapping[str, str],
+    report: Report,
+    cluster: Cluster | None = None,
+    database_url: str | None = None,
+) -> DeploymentRecord:
     """Return a running deployment; one that is up already is left alone, a damaged one is restarted.
 
     Stage processes and engines of an earlier life keep running: the restarted tasks re-attach to them.
@@ -44,6 +63,8 @@ def bring_up(home: MotleyHome, *, port: int | None, environment: Mapping[str, st
         port: Port of the UI; None takes the last one or a free one.
         environment: The caller's environment.
         report: Takes progress.
+        cluster: Machines that get a worker each on this computer; None keeps what the deployment had.
+        database_url: SQLAlchemy URL of the metadata database; None keeps what the deployment had, SQLite at first.
 
     Raises:
         DeploymentError: it can't be started, or did not come up.
@@ -52,33 +73,90 @@ def bring_up(home: MotleyHome, *, port: int | None, environment: Mapping[str, st
     check_home(home)
     with _locked(home):
         before = read_record(home.deployment_file)
-        if before is not None and port in (None, before.ports.api) and becomes_healthy(before):
-            return before
+        wanted = before
         if before is not None:
+            wanted = with_workers(before, home, cluster, database_url)
+            is_same_kind = (wanted.has_workers, wanted.database_url) == (before.has_workers, before.database_url)
+            if is_same_kind and port in (None, before.ports.api) and becomes_healthy(before):
+                return ensure_workers(wanted, home, environment, report)
             _end_leftovers(before, report)
-        record, version = _new_record(before, port, environment)
-        must_migrate = check_airflow_home(home, version)
-        write_record(home.deployment_file, record)
-        _make_folders(home)
-        if must_migrate:
-            report("preparing Airflow's database (10 s)")
-            _migrate(record, home, airflow_environment(record, home, environment))
-            mark_airflow_home(home, version)
-        num_other_ports = PORT_ATTEMPTS - 1 if port is None else 0
-        for _ in range(num_other_ports):
-            started = _start_all(record, home, environment)
-            try:
-                wait_until_healthy(started, home, report)
-            except DeploymentError:
-                if is_free(record.ports.api):
-                    raise
-                report(f"port {record.ports.api} was taken by another program meanwhile; trying another one")
-                record = record.model_copy(update={"ports": _choose_ports(None, any_free())})
-            else:
-                return started
+        record, version = _new_record(wanted, port, environment)
+        if before is None:
+            record = with_workers(record, home, cluster, database_url)
+        return ensure_workers(_start_fresh(record, version, home, port, environment, report), home, environment, report)
+
+
+def with_workers(
+    record: DeploymentRecord, home: MotleyHome, cluster: Cluster | None, database_url: str | None
+) -> DeploymentRecord:
+    """Return the record with a worker for every machine of a cluster and with a database.
+
+    Raises:
+        DeploymentError: stages run and would lose their executor, or a machine changed under its running worker.
+    """
+    wanted = record if database_url is None else record.model_copy(update={"database_url": database_url})
+    if cluster is None:
+        return wanted
+    known = {worker.machine: worker for worker in record.workers}
+    if not known and (running := marked_processes(record.id, part=STAGE_PART)):
+        raise DeploymentError(
+            f"The deployment in {home.path} runs its tasks by itself and {len(running)} stage or engine process(es) "
+            "are alive; end them with `motley down` before its machines get workers."
+        )
+    workers = []
+    for worker in workers_of(cluster, home):
+        old = known.pop(worker.machine, None)
+        if old is None or not is_running(old):
+            workers.append(worker)
+        elif old.model_copy(update={"process": None, "concurrency": worker.concurrency}) == worker:
+            workers.append(old)
+        else:
+            raise DeploymentError(
+                f"Machine {worker.machine} changed in the cluster file ({_difference(old, worker)}) while its worker "
+                "runs; restore the file, or stop with `motley down` and start again."
+            )
+    return wanted.model_copy(update={"workers": (*workers, *known.values())})
+
+
+def _difference(old: Worker, new: Worker) -> str:
+    fields = ("queue", "region", "gpu", "count", "roots")
+    return ", ".join(
+        f"{name} {getattr(old, name)} -> {getattr(new, name)}"
+        for name in fields
+        if getattr(old, name) != getattr(new, name)
+    )
+
+
+def _start_fresh(
+    record: DeploymentRecord,
+    version: str,
+    home: MotleyHome,
+    port: int | None,
+    environment: Mapping[str, str],
+    report: Report,
+) -> DeploymentRecord:
+    must_migrate = check_airflow_home(home, version, database_url=record.database_url)
+    write_record(home.deployment_file, record)
+    _make_folders(home)
+    if must_migrate:
+        report("preparing Airflow's database (10 s)")
+        _migrate(record, home, airflow_environment(record, home, environment))
+        mark_airflow_home(home, version, database_url=record.database_url)
+    num_other_ports = PORT_ATTEMPTS - 1 if port is None else 0
+    for _ in range(num_other_ports):
         started = _start_all(record, home, environment)
-        wait_until_healthy(started, home, report)
-        return started
+        try:
+            wait_until_healthy(started, home, report)
+        except DeploymentError:
+            if is_free(record.ports.api):
+                raise
+            report(f"port {record.ports.api} was taken by another program meanwhile; trying another one")
+            record = record.model_copy(update={"ports": _choose_ports(None, any_free())})
+        else:
+            return started
+    started = _start_all(record, home, environment)
+    wait_until_healthy(started, home, report)
+    return started
 
 
 def is_up(record: DeploymentRecord) -> bool:
@@ -185,10 +263,18 @@ def _migrate(record: DeploymentRecord, home: MotleyHome, settings: Mapping[str, 
         )  # fmt: skip
     if done.returncode != 0:
         raise DeploymentError(
-            f"Airflow's database {home.airflow_dir / 'airflow.db'} can't be prepared (exit code {done.returncode}); "
+            f"Airflow's database {_database_name(record, home)} can't be prepared (exit code {done.returncode}); "
             "see "
             f"{log_file(home, 'db-migrate')}:\n{_tail(log_file(home, 'db-migrate'))}"
         )
+
+
+def _database_name(record: DeploymentRecord, home: MotleyHome) -> str:
+    """Return the database for a message, without its password."""
+    if record.database_url is None:
+        return str(home.airflow_dir / "airflow.db")
+    scheme, _, rest = record.database_url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _start_all(record: DeploymentRecord, home: MotleyHome, environment: Mapping[str, str]) -> DeploymentRecord:

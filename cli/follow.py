@@ -111,7 +111,7 @@ class RunFollower:
             num_done=num_done,
             records=tuple(self.records[k] for k in sorted(self.records)),
             events=tuple(events),
-            is_finished=num_done >= self.entry.iterations and not active and self._is_trained(),
+            is_finished=num_done >= self.entry.num_dag_runs and not active and self._is_trained(),
             eta_s=self._eta_s(num_done),
         )
 
@@ -144,8 +144,9 @@ class RunFollower:
 
     def _new_records(self, num_done: int) -> list[str]:
         events = []
-        k = len(self.records)
-        while k < min(num_done + self.entry.lead + 1, self.entry.iterations):
+        first = self.entry.first_iteration
+        k = first + len(self.records)
+        while k < min(first + num_done + self.entry.lead + 1, self.entry.iterations):
             try:
                 record = read_iteration(self.store, self.entry.run, k)
             except (ObjectMissingError, TransientStorageError):
@@ -192,7 +193,7 @@ class RunFollower:
         spans = [(after - before).total_seconds() for before, after in pairwise(ends)]
         if not spans and timed and timed[0].started_at and timed[0].ended_at:
             spans = [(timed[0].ended_at - timed[0].started_at).total_seconds()]
-        return max(0.0, sum(spans) / len(spans)) * (self.entry.iterations - num_done) if spans else None
+        return max(0.0, sum(spans) / len(spans)) * (self.entry.num_dag_runs - num_done) if spans else None
 
 
 def run_iteration(run: dict[str, Any]) -> int:

@@ -16,16 +16,15 @@ import typer
 from cli.deployment import HomeOption, JsonOption, home_of
 from cli.deployment_api import AirflowApi
 from cli.deployment_start import bring_up
-from cli.errors import DeploymentError, InputError, RunFailedError
+from cli.errors import DeploymentError, RunFailedError
 from cli.follow import RunFollower, run_iteration
 from cli.follow_view import follow
 from cli.output import Output
 from cli.run_lookup import RUN_HELP, find_run, open_entry_store
 from cli.run_outcome import outcome_of, outcome_text
-from cli.run_register import entry_from_store, entry_of, register, wait_for_dag
+from cli.run_register import check_served, entry_from_store, register, wait_for_dag
 from stages.home import dag_id_of
 from stages.run_entry import RunEntry
-from stages.runs import ResolvedRun, create_run, load_run
 from storage.policies import head_version
 from storage.store import Store
 
@@ -38,9 +37,6 @@ BACKFILL_WAIT_S = 60.0
 @app.command()
 def resume(
     run: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)],
-    iterations: Annotated[
-        int | None, typer.Option("--iterations", "-n", min=1, help="Extend the run to so many.")
-    ] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the UI, if Airflow must be started.")
     ] = None,
@@ -51,9 +47,8 @@ def resume(
     output, place = Output(is_json=json), home_of(home)
     found = find_run(run, place)
     entry = found.entry or entry_from_store(found.store.url, found.name)
-    if iterations is not None:
-        entry = extend(entry, iterations)
     deployment = bring_up(place, port=port, environment=os.environ, report=output.progress)
+    check_served(deployment, entry)
     register(entry, place)
     store = open_entry_store(entry)
     with AirflowApi(deployment.url) as api:
@@ -64,23 +59,6 @@ def resume(
         follow(follower, output)
     outcome = outcome_of(entry, store, deployment.url)
     output.result(outcome, outcome_text(outcome))
-
-
-def extend(entry: RunEntry, iterations: int) -> RunEntry:
-    """Return the entry with more iterations; brings the run record up to date.
-
-    Raises:
-        InputError: fewer iterations than the run has.
-    """
-    if iterations < entry.iterations:
-        raise InputError(
-            f"Run {entry.run} has {entry.iterations} iterations and can't be cut to {iterations}; give a larger number."
-        )
-    before = load_run(entry.root, entry.run)
-    job = before.job.model_copy(update={"iterations": iterations})
-    resolved = ResolvedRun(name=before.name, job=job, cluster=before.cluster, roots=before.roots)
-    create_run(resolved, is_resumed=True)
-    return entry_of(resolved)
 
 
 def clear_the_way(follower: RunFollower, output: Output) -> None:
@@ -100,7 +78,7 @@ def clear_the_way(follower: RunFollower, output: Output) -> None:
                 "at its tasks in the UI."
             )
         done.add(iteration)
-        _end_backfills(api, dag_id)
+        end_backfills(api, dag_id)
         output.progress(f"iteration {iteration} is run again")
         api.backfill_iteration(dag_id, iteration, is_success_redone=is_success_redone)
         api.set_paused(dag_id, is_paused=False)  # a paused DAG holds its backfills too
@@ -124,7 +102,7 @@ def first_to_redo(api: AirflowApi, store: Store, entry: RunEntry) -> tuple[int, 
     return None
 
 
-def _end_backfills(api: AirflowApi, dag_id: str) -> None:
+def end_backfills(api: AirflowApi, dag_id: str) -> None:
     """Make room for a backfill: Airflow takes one per DAG at a time."""
     deadline = time.monotonic() + BACKFILL_WAIT_S
     while active := api.active_backfills(dag_id):

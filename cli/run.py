@@ -20,9 +20,9 @@ from cli.follow_view import follow
 from cli.output import Output
 from cli.run_lookup import open_entry_store
 from cli.run_outcome import outcome_of, outcome_text
-from cli.run_register import default_name, entry_of, preflight, register, wait_for_dag
+from cli.run_register import check_served, default_name, preflight, register, wait_for_dag
 from stages.home import dag_id_of
-from stages.runs import ResolvedRun, create_run, resolve_run
+from stages.runs import ResolvedRun, create_run, entry_of, resolve_run
 
 app = typer.Typer()
 
@@ -66,6 +66,7 @@ def run(
     python = engines_python(os.environ, record.engines_python if record else None)
     preflight(python, job, cluster, output.progress)
     deployment = bring_up(place, port=port, environment=os.environ, report=output.progress)
+    check_served(deployment, entry, cluster)
     create_run(resolved)
     register(entry, place)
     output.progress(f"run {entry.run}: {entry.iterations} iterations, {deployment.url}/dags/{dag_id_of(entry.run)}")

@@ -11,11 +11,13 @@ from datetime import datetime
 from pathlib import Path
 
 from cli.deployment_api import AirflowApi
+from cli.deployment_record import DeploymentRecord
 from cli.deployment_settings import DAGS_DIR
+from cli.deployment_workers import missing_queues
 from cli.errors import CommandError, DeploymentError, InputError
 from stages.home import MotleyHome, dag_id_of
-from stages.run_entry import MachineEntry, RunEntry
-from stages.runs import ResolvedRun, load_run
+from stages.run_entry import RunEntry
+from stages.runs import entry_of, load_run
 
 PREFLIGHT_TIMEOUT_S = 900.0
 """Longest preflight: it reads the whole dataset."""
@@ -31,27 +33,6 @@ def default_name(job_name: str, now: datetime) -> str:
     """Return a run name for a job: the job's name and the time, fit for an object key."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", job_name).strip("-._") or "run"
     return f"{safe[:60]}-{now:%Y%m%d-%H%M%S}"
-
-
-def entry_of(resolved: ResolvedRun) -> RunEntry:
-    """Return what the Airflow side needs to know of a run."""
-    job = resolved.job
-    return RunEntry(
-        run=resolved.name,
-        roots=dict(resolved.roots),
-        machines=tuple(
-            MachineEntry(name=machine.name, queue=machine.queue_name, region=machine.region)
-            for machine in resolved.cluster.machines
-        ),
-        iterations=resolved.iterations,
-        algorithm=job.planner.algorithm.value,
-        max_staleness=job.max_staleness,
-        generate_ahead=job.asynchrony.generate_ahead,
-        evaluate_every=job.evaluation.every,
-        profile_every=job.profile.every,
-        gate_deadline_s=job.limits.gate_deadline_s,
-        stage_deadline_s=job.limits.stage_deadline_s,
-    )
 
 
 def entry_from_store(root: str, run: str) -> RunEntry:
@@ -95,6 +76,32 @@ def preflight(engines_python: str, job: Path, cluster: Path, report: Callable[[s
         return
     text = done.stderr.strip() or done.stdout.strip() or f"the preflight check ended with exit code {done.returncode}"
     raise (InputError if done.returncode == InputError.exit_code else CommandError)(text)
+
+
+def check_served(deployment: DeploymentRecord, entry: RunEntry, cluster: Path | None = None) -> None:
+    """Demand that every machine of a run has a worker, or that there is one machine and tasks run beside the scheduler.
+
+    Raises:
+        InputError: a machine has no worker; says how to start it.
+    """
+    file = str(cluster) if cluster is not None else "FILE"
+    if not deployment.has_workers:
+        if len(entry.machines) > 1:
+            raise InputError(
+                f"Run {entry.run} has {len(entry.machines)} machines, but the deployment has no workers, so all their "
+                f"tasks would run here; start it with `motley down`, then `motley up --cluster {file}`."
+            )
+        return
+    with AirflowApi(deployment.url) as api:
+        needed = [machine for machine in entry.machines if machine.name not in entry.drained]
+        missing = missing_queues(api, [machine.queue for machine in needed])
+    names = [machine.name for machine in needed if machine.queue in missing]
+    if names:
+        raise InputError(
+            f"Machine(s) {', '.join(names)} of run {entry.run} have no worker; start one for each with "
+            f"`motley worker --machine {names[0]} --cluster {file}`, or all on this computer with "
+            f"`motley up --cluster {file}`."
+        )
 
 
 def wait_for_dag(api: AirflowApi, entry: RunEntry) -> None:

@@ -6,9 +6,6 @@ import os
 
 from airflow.sdk import get_parsing_context
 
-from plugins.iteration_dag import build_run_dags
-from stages.home import MotleyHome
-from stages.run_entry import list_run_entries
+from plugins.run_dags import find_run_dags
 
-home = MotleyHome.from_environment(os.environ)
-globals().update(build_run_dags(list_run_entries(home.runs_dir), wanted=get_parsing_context().dag_id))
+globals().update(find_run_dags(os.environ, wanted=get_parsing_context().dag_id))

@@ -1,8 +1,8 @@
 """The DAG of a training run, made from its entry: one run of the DAG is one RL iteration.
 
 ```
-wait_for_policy -> prepare, profile.<queue>... -> plan -> generate.<queue>... -> infer.<queue>... [-> wait_for_turn]
-    -> train.<queue>... -> commit_policy -> sync.<region>... -> evaluate -> report
+wait_for_policy -> profile.<queue>... -> plan -> prepare.<queue>... -> generate.<queue>... -> infer.<queue>...
+    [-> wait_for_turn] -> train.<queue>... -> commit_policy -> sync.<region>... -> evaluate.<queue>... -> report
 ```
 PPO has a row for each of its tasks, in the order of the paper's graph (HetRL, section 2):
 ```
@@ -13,8 +13,8 @@ Asynchronous PPO waits for its turn before critic_inference, whose values are of
 The gate comes first: while a failed iteration is retried, the next one is created already, and must neither measure nor
 plan before its turn.
 Every machine has its row per stage from the start; re-planning changes data, never the DAG. Joins run after skipped
-rows (`none_failed`), so that a row without work never skips the training behind it. The same entry gives the same
-serialised DAG.
+rows (`none_failed`), so that a row without work never skips the training behind it. `plan` skips the rows that have
+nothing to do, in one go, so that they never wait for a worker. The same entry gives the same serialised DAG.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from airflow.sdk import DAG, BaseOperator, TriggerRule
 
 from plugins.policy_gate import PolicyGateOperator
 from plugins.retry_policies import RETRIES, stage_retry_policy
-from plugins.stage_operator import StageOperator
+from plugins.stage_operator import StageOperator, row_of
 from plugins.timetable import IterationTimetable
 from stages.contract import StageName
 from stages.errors import ContractError
-from stages.home import EPOCH, dag_id_of
+from stages.home import dag_id_of, logical_date_of
 from stages.run_entry import MachineEntry, RunEntry, read_run_entry
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def build_run_dag(entry: RunEntry) -> DAG:
         description=f"RL post-training run {entry.run}: {entry.iterations} iterations",
         doc_md=_DOC.format(run=entry.run, root=entry.root),
         schedule=IterationTimetable(run=entry.run, iterations=entry.iterations),
-        start_date=EPOCH,
+        start_date=logical_date_of(entry.first_iteration),
         catchup=True,
         is_paused_upon_creation=False,
         # The gates hold the order; this bound keeps Airflow from creating iterations that could only wait.
@@ -121,13 +121,14 @@ def _wire(entry: RunEntry) -> None:
     rows = _Rows(entry)
     steps: list[list[BaseOperator]] = [
         [rows.gate("wait_for_policy", max_lead=entry.lead)],
-        [rows.once(StageName.PREPARE), *rows.per_queue(StageName.PROFILE)],
+        rows.per_queue(StageName.PROFILE),
         [rows.once(StageName.PLAN)],
+        rows.per_queue(StageName.PREPARE),
         rows.per_queue(StageName.GENERATE),
         *(_ppo_steps(rows) if entry.algorithm == "ppo" else _grpo_steps(rows)),
         [rows.once(StageName.COMMIT_POLICY)],
         rows.per_region(StageName.WEIGHT_SYNC, prefix="sync"),
-        [rows.once(StageName.EVALUATE)],
+        rows.per_queue(StageName.EVALUATE),
         [rows.once(StageName.REPORT)],
     ]
     _chain([step for step in steps if step])
@@ -170,13 +171,14 @@ class _Rows:
 
     def per_queue(self, stage: StageName) -> list[BaseOperator]:
         """Return a row for every machine."""
-        return [self._stage(stage, f"{stage.value}.{m.queue}", m) for m in self.entry.machines]
+        return [self._stage(stage, row_of(stage, machine), machine) for machine in self.entry.machines]
 
     def per_region(self, stage: StageName, prefix: str) -> list[BaseOperator]:
         """Return a row for every region, on its first machine."""
         rows = []
         for region in self.entry.regions:
-            machine = next(m for m in self.entry.machines if m.region == region)
+            here = [machine for machine in self.entry.machines if machine.region == region]
+            machine = next((m for m in here if m.name not in self.entry.drained), here[0])
             rows.append(self._stage(stage, f"{prefix}.{region}", machine, {"region": region}))
         return rows
 
@@ -205,6 +207,6 @@ class _Rows:
             machine=machine,
             stage_params=stage_params,
             trigger_rule=TriggerRule.NONE_FAILED,
-            queue=machine.queue,
+            queue=self.entry.queue_of(machine),
             priority_weight=PRIORITY.get(stage, DEFAULT_PRIORITY),
         )

@@ -14,7 +14,8 @@ import uuid
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped
 from pydantic import JsonValue
 
 from plugins.log_tail import LogTail
@@ -25,6 +26,7 @@ from stages.errors import ContractError, DeadlineError, EngineUnavailableError
 from stages.home import ENGINES_PYTHON_VARIABLE, MotleyHome, iteration_of
 from stages.launch import StageAttempt, StageJob, stage_environment
 from stages.run_entry import MachineEntry, RunEntry
+from stages.stage_times import RESULTS_PARAM
 
 POLL_INTERVAL_S = 0.05
 """Seconds between two looks at the process, its result and its log."""
@@ -35,11 +37,16 @@ DEADLINE_MARGIN_S = 30.0
 PLAN_TASK_ID = "plan"
 """Task whose XCom may say under `queues` which queues have work, by stage."""
 
-PLACED_STAGES = frozenset({
-    StageName.GENERATE, StageName.INFER, StageName.REWARD_INFERENCE, StageName.REFERENCE_INFERENCE,
-    StageName.CRITIC_INFERENCE, StageName.TRAIN, StageName.CRITIC_TRAINING,
-})  # fmt: skip
-"""Stages whose machines the plan names; their rows on other machines skip."""
+PLANNED_STAGES = (
+    StageName.PREPARE, StageName.GENERATE, StageName.INFER, StageName.REWARD_INFERENCE, StageName.REFERENCE_INFERENCE,
+    StageName.CRITIC_INFERENCE, StageName.TRAIN, StageName.CRITIC_TRAINING, StageName.EVALUATE,
+)  # fmt: skip
+"""Stages with a row per queue of which the plan decides which ones have work."""
+
+
+def row_of(stage: StageName, machine: MachineEntry) -> str:
+    """Return the task id of a machine's row of a stage."""
+    return f"{stage.value}.{machine.queue}"
 
 
 class StageOperator(BaseOperator):
@@ -85,7 +92,7 @@ class StageOperator(BaseOperator):
         iteration = iteration_of(context["dag_run"].logical_date)
         if reason := self.reason_to_skip(iteration, context):
             raise AirflowSkipException(reason)
-        request = self.request(iteration)
+        request = self.request(iteration, context)
         self._job = StageJob.of(request, self.task_id)
         self._token = uuid.uuid4().hex
         self._attempt, is_new = self._job.attach_or_start(
@@ -106,28 +113,45 @@ class StageOperator(BaseOperator):
         self._check(result, request)
         if result.error is not None:
             raise error_of(result.error)
-        return _references(result)
+        references = _references(result)
+        if self.stage is StageName.PLAN and (idle := self.idle_rows(iteration, references.get("queues"))):
+            context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=references)
+            raise DownstreamTasksSkipped(tasks=idle)  # type: ignore[no-untyped-call]  # has no annotations
+        return references
+
+    def idle_rows(self, iteration: int, queues: JsonValue) -> list[str]:
+        """Return the rows behind the plan that have nothing to do in an iteration."""
+        idle = [
+            row_of(stage, machine)
+            for stage in PLANNED_STAGES
+            for machine in self.entry.machines
+            if _reason_to_idle(self.entry, stage, machine, iteration, queues) is not None
+        ]
+        return self._existing(idle)
+
+    def _existing(self, rows: list[str]) -> list[str]:
+        """Return the rows that the DAG has: GRPO and PPO have different ones."""
+        is_in_dag = self.has_dag()  # type: ignore[no-untyped-call]  # has no annotations
+        return [row for row in rows if not is_in_dag or row in self.dag.task_ids]
 
     def reason_to_skip(self, iteration: int, context: Context) -> str | None:
         """Return why this row has nothing to do in an iteration, or None; looks at the entry and the plan task only."""
-        if self.stage is StageName.PREPARE and iteration > 0:
-            return "the initial policy is prepared in iteration 0"
+        if self.machine.name in self.entry.drained:
+            return f"machine {self.machine.name} is drained"
         if self.stage is StageName.PROFILE and not self.entry.is_profile_due(iteration):
             return "no measurement is due in this iteration"
-        if self.stage is StageName.EVALUATE and not self.entry.is_evaluation_due(iteration):
-            return "no evaluation is due in this iteration"
-        if self.stage in PLACED_STAGES and len(self.entry.machines) > 1:
-            plan = context["ti"].xcom_pull(task_ids=PLAN_TASK_ID)
-            queues = plan.get("queues", {}).get(self.stage.value) if isinstance(plan, dict) else None
-            if queues is not None and self.machine.queue not in queues:
-                return (
-                    f"the plan of iteration {iteration} gives queue {self.machine.queue} nothing to {self.stage.value}"
-                )
-        return None
+        if self.stage not in PLANNED_STAGES:
+            return None
+        plan = context["ti"].xcom_pull(task_ids=PLAN_TASK_ID) if len(self.entry.machines) > 1 else None
+        queues = plan.get("queues") if isinstance(plan, dict) else None
+        return _reason_to_idle(self.entry, self.stage, self.machine, iteration, queues)
 
-    def request(self, iteration: int) -> StageRequest:
-        """Return the request of an iteration."""
+    def request(self, iteration: int, context: Context | None = None) -> StageRequest:
+        """Return the request of an iteration; the report is told what the rows of other machines measured."""
         home = MotleyHome.from_environment(os.environ)
+        params = self.stage_params
+        if self.stage is StageName.REPORT and context is not None and len(self.entry.machines) > 1:
+            params = {**params, RESULTS_PARAM: self._results_elsewhere(context)}
         return StageRequest(
             stage=self.stage,
             run=self.entry.run,
@@ -137,8 +161,16 @@ class StageOperator(BaseOperator):
             state_dir=str(home.state_dir(self.machine.name)),
             attempt="unnamed",
             deadline_s=self.entry.stage_deadline_s,
-            params=self.stage_params,
+            params=params,
         )
+
+    def _results_elsewhere(self, context: Context) -> list[JsonValue]:
+        """Return the times of rows that ran on other machines than the control machine, whose job folders lie there."""
+        entry = self.entry
+        rows = [row_of(stage, machine) for stage in PLANNED_STAGES for machine in entry.machines[1:]]
+        rows += [f"sync.{region}" for region in entry.regions if region != entry.control.region]
+        found = [context["ti"].xcom_pull(task_ids=row) for row in self._existing(rows)]
+        return [value["times"] for value in found if isinstance(value, dict) and "times" in value]
 
     def on_kill(self) -> None:
         """End the stage process, unless a later try has taken it over already."""
@@ -197,4 +229,21 @@ def _references(result: StageResult) -> dict[str, JsonValue]:
     references: dict[str, JsonValue] = {"artefacts": list(result.artefacts), "reused": result.reused}
     if "queues" in result.metrics:
         references["queues"] = result.metrics["queues"]
-    return references
+    times = result.model_copy(update={"metrics": {}, "artefacts": []})
+    return {**references, "times": times.model_dump(mode="json", exclude_defaults=True)}
+
+
+def _reason_to_idle(
+    entry: RunEntry, stage: StageName, machine: MachineEntry, iteration: int, queues: JsonValue
+) -> str | None:
+    """Return why a planned row has nothing to do, or None."""
+    if stage is StageName.PREPARE and iteration > 0:
+        return "the initial policy is prepared in iteration 0"
+    if stage is StageName.EVALUATE and not entry.is_evaluation_due(iteration):
+        return "no evaluation is due in this iteration"
+    if machine.name in entry.drained:
+        return f"machine {machine.name} is drained"
+    wanted = queues.get(stage.value) if isinstance(queues, dict) else None
+    if isinstance(wanted, list) and machine.queue not in wanted:
+        return f"the plan of iteration {iteration} gives queue {machine.queue} nothing to {stage.value}"
+    return None

@@ -171,7 +171,7 @@ def _check_scalar_heads(findings: Findings, run: ResolvedRun) -> None:
 
 
 def _check_plan(findings: Findings, run: ResolvedRun) -> None:
-    plan = choose_plan(run.cluster, run.job.planner, profiles={}, seed=run.seed)
+    plan = choose_plan(run.cluster, run.job, profiles={}, seed=run.seed)
     findings.facts["plan"] = f"{plan.method}: " + ", ".join(
         f"{task.value} dp={placed.dp} pp={placed.pp} tp={placed.tp}" for task, placed in plan.tasks.items()
     )

@@ -27,9 +27,9 @@ from stages.engines.file_lock import exclusive
 from stages.engines.launch import EngineLaunch, Role
 from stages.engines.manager import EngineManager
 from stages.errors import ContractError, WeightMismatchError
-from stages.planning import CPU
 from stages.policy_files import policy_at_home, policy_directory
 from stages.sharding import machine_of
+from stages.single_machine_plan import CPU
 from storage.policies import Policy
 
 if TYPE_CHECKING:  # stages.context makes the pool

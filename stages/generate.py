@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
+from plans.workflow import RlTask
 from stages.context import StageContext, StageOutcome
 from stages.policy_files import policy_at_home, policy_directory
 from stages.prompts import EncodedRow, Prompts, open_prompts
 from stages.sampling import SampledShards, policy_for, sample_shards, shard_keys
 from stages.shard_writer import RolloutBatch
+from stages.sharding import machine_of
 from stages.staleness.pacing import version_needed
 from storage.layout import Split
 
@@ -32,11 +34,12 @@ def run_stage(context: StageContext) -> StageOutcome:
     )
     policy = policy_for(context, batch)
     context.log("sample", version=policy.version, prompts=len(batch.prompts))
+    baseline = _baseline(context)
     sampled = sample_shards(context, batch, prompts)
     return StageOutcome(
-        reused=bool(sampled.manifests) and sampled.num_reused == len(sampled.manifests),
-        artefacts=tuple(shard_keys(sampled)),
-        metrics=sampling_metrics(sampled),
+        reused=bool(sampled.manifests) and sampled.num_reused == len(sampled.manifests) and baseline.reused,
+        artefacts=(*baseline.artefacts, *shard_keys(sampled)),
+        metrics=sampling_metrics(sampled) | {"baseline": {**baseline.metrics}},
     )
 
 
@@ -47,6 +50,15 @@ def further_prompts(context: StageContext, prompts: Prompts) -> list[EncodedRow]
         return []
     count = job.prompts_per_iteration
     return prompts.further(job.data.seed, context.iteration, count, count * job.grpo.dynamic_sampling.max_rounds)
+
+
+def _baseline(context: StageContext) -> StageOutcome:
+    """Evaluate the version that the run begins with, by the engines that hold it anyway; one machine does it."""
+    from stages.evaluate import evaluate_version  # evaluations sample with this module's functions
+
+    is_mine = machine_of(context.plan.tasks[RlTask.ACTOR_GENERATION], 0) == context.machine.name
+    first = context.run.first_iteration
+    return evaluate_version(context, first) if context.iteration == first and is_mine else StageOutcome(reused=True)
 
 
 def run_prompts(context: StageContext) -> Prompts:

@@ -9,6 +9,7 @@ other.
       /runs/<run>.json        one entry per run: what the DAG factory needs (stages.run_entry)
       /state/<machine>/       job folders, engine registry and caches of a machine
       /store/                 default object-store root
+      /workers/<machine>/     home of a machine's worker on this computer, with airflow/ and state/ of its own
 ```
 """
 
@@ -30,6 +31,9 @@ DEPLOYMENT_VARIABLE = "MOTLEY_DEPLOYMENT"
 
 PART_VARIABLE = "MOTLEY_PART"
 """Environment variable that says to which part of a deployment a process belongs (`airflow` or `stage`)."""
+
+WORKER_VARIABLE = "MOTLEY_WORKER"
+"""Environment variable of an Edge worker: its machine as JSON (`machine`, `region`, `gpu`, `count`, `roots`)."""
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 """Logical date of iteration 0."""
@@ -73,6 +77,10 @@ class MotleyHome:
     def store_dir(self) -> Path:
         """Object-store root of regions for which neither cluster nor job names one."""
         return self.path / "store"
+
+    def worker_home(self, machine: str) -> MotleyHome:
+        """Return the home of a machine's worker that runs on the deployment's own computer."""
+        return MotleyHome(self.path / "workers" / machine)
 
     def run_entry_file(self, run: str) -> Path:
         """Return the file of a run's entry."""

@@ -10,14 +10,17 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from plans.cost import price
 from plans.plan import Plan
 from plans.spec.cluster import Cluster
 from plans.workflow import RlTask
 from stages.context import StageContext, StageOutcome
 from stages.contract import StageName
+from stages.measured_rates import model_of
 from stages.plan_history import NumberedPlan, committed_plans, numbered_plan, plan_of_iteration, with_adoption
 from stages.planning import choose_plan
 from stages.profile import find_profile, last_due
+from stages.sharding import machine_of
 from stages.staleness.drift_watch import has_drifted, rerouted_plan
 from storage import layout
 from storage.errors import AlreadyPublishedError
@@ -61,20 +64,27 @@ def _choose(context: StageContext) -> tuple[NumberedPlan, bool]:
     """
     home, run, k = context.home, context.run.name, context.iteration
     chosen: Plan | None = None
+    rerouted: Plan | None = None
     while True:
         plans = committed_plans(home, run)
         standing = plan_of_iteration(plans, k)
         if standing is not None:
             is_chosen = standing.adopted_at == k or plans[-1].adopted_at > k
             is_wanted = is_due(context, standing.plan) or has_drifted(context, standing.adopted_at)
-            if is_chosen or not is_wanted:
+            if (is_chosen and is_usable(context, standing.plan)) or not is_wanted:
                 return standing, False
         if chosen is None:
             with context.phase("search"):
-                chosen = rerouted_plan(context, standing) or choose_plan(
-                    context.run.cluster, context.job.planner, profiles=_profiles(context), seed=context.run.seed
+                rerouted = rerouted_plan(context, standing)
+                chosen = rerouted or choose_plan(
+                    context.run.cluster,
+                    context.job,
+                    profiles=_profiles(context),
+                    seed=context.run.seed,
+                    drained=context.run.drained,
+                    standing=None if standing is None else standing.plan,
                 )
-        if standing is not None and standing.plan.fingerprint == chosen.fingerprint:
+        if standing is not None and not (rerouted or is_better(context, standing.plan, chosen)):
             return standing, False
         try:
             write_plan(home, run, len(plans), with_adoption(chosen, k).to_document())
@@ -87,12 +97,18 @@ def _choose(context: StageContext) -> tuple[NumberedPlan, bool]:
 def queues_of(plan: Plan, cluster: Cluster) -> dict[str, list[str]]:
     """Return the queues that have work in an iteration, by stage; the rows of other queues skip.
 
-    The machine that samples also scores by rules; a reward model scores where it is placed.
+    The machine that samples also scores by rules; a reward model scores where it is placed. The first policy is made
+    where it is trained, and evaluated where the first generation replica is.
     """
     machines = {task: {gpu.rpartition("/")[0] for gpu in placed.gpus} for task, placed in plan.tasks.items()}
     generating = machines[RlTask.ACTOR_GENERATION]
     rewarding = machines.get(RlTask.REWARD_INFERENCE, generating)
-    wanted = {StageName.GENERATE: generating, StageName.TRAIN: machines[RlTask.ACTOR_TRAINING]}
+    wanted = {
+        StageName.GENERATE: generating,
+        StageName.TRAIN: machines[RlTask.ACTOR_TRAINING],
+        StageName.PREPARE: machines[RlTask.ACTOR_TRAINING],
+        StageName.EVALUATE: {machine_of(plan.tasks[RlTask.ACTOR_GENERATION], 0)},
+    }
     if RlTask.CRITIC_TRAINING in machines:  # PPO has a stage for each task
         wanted |= {
             StageName.REWARD_INFERENCE: rewarding,
@@ -109,13 +125,38 @@ def queues_of(plan: Plan, cluster: Cluster) -> dict[str, list[str]]:
 
 
 def is_due(context: StageContext, previous: Plan) -> bool:
-    """Whether the placement is decided again at this iteration."""
+    """Whether the placement is decided again at this iteration.
+
+    It is every `replan.every` iterations, when cluster or job changed, and when machines were drained or taken back.
+    """
     every = context.job.replan.every
-    has_changed = (previous.cluster, previous.job) != (
-        context.run.cluster.fingerprint,
-        context.job.planner.fingerprint,
-    )
+    drained = (previous.search.model_extra or {}).get("drained", [])
+    has_changed = not is_usable(context, previous) or list(drained) != list(context.run.drained)
     return has_changed or bool(every and context.iteration % every == 0)
+
+
+def is_better(context: StageContext, standing: Plan, chosen: Plan) -> bool:
+    """Whether a new plan takes the place of the one in force.
+
+    It does when the old one can't be used any more (another cluster, a drained machine), else when it promises a gain
+    of `replan.min_gain` over the old one, both priced with the rates measured now.
+    """
+    if standing.fingerprint == chosen.fingerprint:
+        return False
+    if not is_usable(context, standing):
+        return True
+    model = model_of(context.run.cluster, context.job.planner, _profiles(context))
+    before = price(context.run.cluster, context.job.planner, standing, model).iteration_s
+    after = price(context.run.cluster, context.job.planner, chosen, model).iteration_s
+    return before is None or (after is not None and after < before * (1.0 - context.job.replan.min_gain))
+
+
+def is_usable(context: StageContext, plan: Plan) -> bool:
+    """Whether a plan belongs to the present cluster and job and uses no drained machine."""
+    if (plan.cluster, plan.job) != (context.run.cluster.fingerprint, context.job.planner.fingerprint):
+        return False
+    machines = {gpu.rpartition("/")[0] for placed in plan.tasks.values() for gpu in placed.gpus}
+    return not machines & set(context.run.drained)
 
 
 def _profiles(context: StageContext) -> Mapping[str, Mapping[str, Any]]:

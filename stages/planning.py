@@ -1,99 +1,93 @@
-"""Placement of a job: the one call through which the plan stage chooses a plan.
+"""Placement of a job: the one call through which a plan is chosen.
 
-The method here is the first planner: one machine, chosen by rule, no search. It uses the real plan format, so that
-every reader of a plan is already the final one.
+One machine: a rule (`stages.single_machine_plan`). Several: the planner's default search, within the limits of the
+engines, on the calibrated model with the measured rates. How a plan was found stands in its search record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Final
 
-from plans.cost import CostModel, price
-from plans.errors import MemoryInfeasibleError, TooFewGpusError
-from plans.plan import PipelineStage, Plan, Replica, TaskGroup, TaskPlan, check_plan
-from plans.spec.cluster import Cluster, Machine
-from plans.spec.job import Job, Mode
-from plans.spec.llm import LlmShape
-from plans.workflow import RlTask, TaskKind, shape_of, workflow_of
+from pydantic import JsonValue
 
-METHOD = "single-machine"
-"""Name of the method in the plan document."""
+from plans.cost import price
+from plans.errors import TooFewGpusError
+from plans.plan import Plan
+from plans.search.budget import Budget
+from plans.search.planner import DEFAULT_METHOD, make_plan
+from plans.spec.cluster import Cluster
+from stages.engine_limits import engine_limits
+from stages.measured_rates import Profiles, model_of
+from stages.single_machine_plan import plan_on_machine
+from stages.spec.job import TrainingJob
 
-CPU = "cpu"
-"""GPU type whose devices are cores: a replica's `tp` is its number of threads (docs/adr/0004)."""
-
-_TRAINING_BYTES_PER_PARAMETER = 16
-"""Mixed-precision Adam: weights, gradients, master weights and two moments (hetrl.md 5)."""
+EVALUATIONS: Final = 1000
+"""Budget of a search inside a run. Counted, not timed: equal inputs give equal plans on any machine."""
 
 
-def choose_plan(cluster: Cluster, job: Job, *, profiles: Mapping[str, Mapping[str, object]], seed: int) -> Plan:
+def choose_plan(
+    cluster: Cluster,
+    job: TrainingJob,
+    *,
+    profiles: Profiles,
+    seed: int,
+    drained: Sequence[str] = (),
+    standing: Plan | None = None,
+) -> Plan:
     """Return the plan for a job on a cluster; equal arguments give an equal plan.
 
     Args:
         cluster: The machines.
-        job: The planner's part of the job.
-        profiles: Measurements by machine name (empty: none yet). The rule of this method does not need them.
-        seed: Seed of a search. This method does not search.
+        job: The job.
+        profiles: Measurements by machine name (empty: none yet).
+        seed: Seed of the search.
+        drained: Machines that get no work.
+        standing: The plan in force, from which the search starts; one of another cluster, job or of drained machines
+            is left out.
 
     Raises:
-        TooFewGpusError: async mode needs two GPUs on one machine.
-        MemoryInfeasibleError: the model does not fit on any single machine.
+        InfeasibleError: the job does not fit the machines.
+        NoIncumbentError: the search found no placement that the engines can run.
     """
-    del profiles, seed  # parameters of the call that a searching method uses
-    machine = max(cluster.machines, key=lambda m: (m.count * cluster.gpu_type(m.gpu).tflops, m.name))
-    gpus = machine.gpu_ids
-    workflow = workflow_of(job)
-    if job.mode is Mode.ASYNC:
-        if len(gpus) < 2:
-            raise TooFewGpusError(
-                f"cluster {cluster.name}: machine {machine.name} has 1 GPU, but in async mode generation shares no GPU "
-                "with training, so 2 are needed on one machine; use mode: sync or a machine with more GPUs."
-            )
-        half = len(gpus) // 2
-        parts = {RlTask.ACTOR_GENERATION: gpus[:half]}
-        groups: tuple[TaskGroup, ...] = (
-            TaskGroup(tasks=(RlTask.ACTOR_GENERATION,), gpus=gpus[:half]),
-            TaskGroup(tasks=tuple(t for t in workflow.tasks if t is not RlTask.ACTOR_GENERATION), gpus=gpus[half:]),
-        )
+    usable = _without(cluster, drained)
+    model = model_of(cluster, job.planner, profiles)
+    facts: dict[str, JsonValue] = {
+        "model": f"{model.mode.value}: {model.calibration.name}",
+        "drained": [*drained],
+    }
+    if len(usable.machines) == 1:
+        plan = plan_on_machine(cluster, job.planner, usable.machines[0], model)
     else:
-        half = 0
-        parts = {}
-        groups = (TaskGroup(tasks=workflow.tasks, gpus=gpus),)
-    tasks = {task: _place(cluster, job, machine, task, parts.get(task, gpus[half:])) for task in workflow.tasks}
-    plan = Plan(method=METHOD, cluster=cluster.fingerprint, job=job.fingerprint, groups=groups, tasks=tasks)
-    check_plan(plan, cluster, job, source_name="the chosen plan")
-    predicted = price(cluster, job, plan, CostModel.calibrated()).to_document()
-    return plan.model_copy(update={"predicted": predicted})
+        limits = engine_limits(job)
+        is_kept = standing is not None and (standing.cluster, standing.job) == (
+            cluster.fingerprint, job.planner.fingerprint,
+        ) and not _machines_of(standing) & set(drained)  # fmt: skip
+        warm_start = standing.model_copy(update={"cluster": usable.fingerprint}) if standing and is_kept else None
+        found = make_plan(
+            usable, job.planner, DEFAULT_METHOD, model=model, budget=Budget(evaluations=EVALUATIONS), seed=seed,
+            warm_start=warm_start, limits=limits,
+        ).plan  # fmt: skip
+        plan = found.model_copy(update={"cluster": cluster.fingerprint})
+        plan = plan.model_copy(update={"predicted": price(cluster, job.planner, plan, model).to_document()})
+        facts |= {"budget": f"{EVALUATIONS}evals", "limits": limits.sentence()}
+    search = type(plan.search).model_validate({**plan.search.model_dump(), **facts})
+    return plan.model_copy(update={"search": search})
 
 
-def _place(cluster: Cluster, job: Job, machine: Machine, task: RlTask, gpus: tuple[str, ...]) -> TaskPlan:
-    shape = shape_of(job, task)
-    tp = len(gpus) if machine.gpu == CPU else _smallest_tp(cluster, job, machine, task, shape, len(gpus))
-    dp = max(1, min(len(gpus) // tp, job.num_samples))
-    is_generation = task.kind is TaskKind.GENERATION
-    replicas = tuple(
-        Replica(
-            samples=job.num_samples // dp + (index < job.num_samples % dp),
-            micro_batch_size=job.training.micro_batch_size,
-            decode_batch=job.generation.max_num_seqs if is_generation else None,
-            stages=(PipelineStage(layers=shape.layers, gpus=gpus[index * tp : (index + 1) * tp]),),
+def _without(cluster: Cluster, drained: Sequence[str]) -> Cluster:
+    machines = tuple(machine for machine in cluster.machines if machine.name not in set(drained))
+    if not machines:
+        raise TooFewGpusError(
+            f"cluster {cluster.name}: every machine is drained ({', '.join(drained)}), so nothing can be placed; take "
+            "one back with `motley drain --undo`."
         )
-        for index in range(dp)
+    if len(machines) == len(cluster.machines):
+        return cluster
+    return Cluster(
+        name=cluster.name, gpu_types=cluster.gpu_types, machines=machines, links=cluster.links, storage=cluster.storage
     )
-    return TaskPlan(dp=dp, pp=1, tp=tp, replicas=replicas)
 
 
-def _smallest_tp(cluster: Cluster, job: Job, machine: Machine, task: RlTask, shape: LlmShape, num_gpus: int) -> int:
-    """Return the least tensor-parallel degree at which the model's resident bytes fit; only generation may have > 1."""
-    is_generation = task.kind is TaskKind.GENERATION
-    is_training = task.kind is TaskKind.TRAINING
-    resident = shape.parameters * (_TRAINING_BYTES_PER_PARAMETER if is_training else job.weight_bytes_per_parameter)
-    gpu = cluster.gpu_type(machine.gpu)
-    room = (gpu.memory_bytes - gpu.reserve_bytes) * (job.generation.memory_fraction if is_generation else 1.0)
-    for tp in range(1, (num_gpus if is_generation else 1) + 1):
-        if num_gpus % tp == 0 and shape.kv_heads % tp == 0 and resident / tp <= room:
-            return tp
-    raise MemoryInfeasibleError(
-        f"cluster {cluster.name}: {task.value} needs {resident / 1e9:.1f} GB, but {num_gpus} GPUs of {machine.name} "
-        f"have {room / 1e9:.1f} GB each; use a smaller model or a machine with more memory."
-    )
+def _machines_of(plan: Plan) -> set[str]:
+    return {gpu.rpartition("/")[0] for placed in plan.tasks.values() for gpu in placed.gpus}

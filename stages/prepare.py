@@ -1,4 +1,4 @@
-"""Stage prepare (iteration 0): policy version 0 with its resume point, encoded prompts, and the baseline evaluation."""
+"""Stage prepare (iteration 0): policy version 0 with its resume point, on the machine that trains."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from stages.context import StageContext, StageOutcome
 from stages.critic_versions import make_first_critic, publish_critic_version
 from stages.engine_pool import canary_of
 from stages.engines.canary import NUM_ROWS, canary_rows
-from stages.evaluate import evaluate_version
 from stages.failures import raise_recorded_failure
-from stages.plan import ensure_plan
-from stages.planning import CPU
 from stages.policy_files import policy_at_home, policy_directory
 from stages.prompts import open_prompts
 from stages.publish import publish_version
 from stages.reward_model import WEIGHTS_KEY, reward_model_files
+from stages.single_machine_plan import CPU
 from stages.staleness.buffer import RolloutBuffer
 from storage.checkpoints import load_checkpoint
 from storage.errors import CorruptObjectError, ObjectMissingError
@@ -40,27 +38,24 @@ MODEL_NAME: Final = "model"
 
 
 def run_stage(context: StageContext) -> StageOutcome:
-    """Make version 0 if the run has none, and evaluate it; later iterations find it done."""
+    """Make version 0 if the run has none; later iterations find it done."""
     run, home = context.run.name, context.home
     if context.iteration > 0:
         policy_at_home(context, 0)
         return StageOutcome(reused=True, artefacts=(manifest_key(policy_folder(run, 0)),))
     with context.machine_to_itself():
-        ensure_plan(context)
         is_reused = head_version(home, run) is not None
         if not is_reused:
             _first_versions(context)
         policy = policy_at_home(context, 0)
-        evaluated = evaluate_version(context, 0)
     keys = (manifest_key(policy_folder(run, 0)), manifest_key(checkpoint_folder(run, 0)))
     metrics: dict[str, JsonValue] = {
         "policy_version": 0,
         "weights_hash": policy.weights_hash,
         "source": policy.manifest.metadata.get("source"),
         "dataset": policy.manifest.metadata.get("dataset"),
-        "evaluation": evaluated.metrics,
     }
-    return StageOutcome(reused=is_reused and evaluated.reused, artefacts=(*keys, *evaluated.artefacts), metrics=metrics)
+    return StageOutcome(reused=is_reused, artefacts=keys, metrics=metrics)
 
 
 def _first_versions(context: StageContext) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stages.context import StageContext, StageOutcome
 from stages.errors import StageError
-from stages.planning import CPU
+from stages.single_machine_plan import CPU
 from storage import layout
 from storage.errors import AlreadyPublishedError, ObjectMissingError
 from storage.layout import escape_name

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from plans.plan import Plan
 from stages.context import StageContext, StageOutcome
 from stages.critic_versions import critic_at_home
 from stages.errors import ContractError
@@ -14,7 +15,7 @@ from stages.policy_files import policy_at_home
 from stages.rollout_shards import Shard, all_shards
 from stages.rollout_statistics import alarms_of, rollout_metrics, troubles_of
 from stages.sharding import shard_ranges
-from stages.stage_times import StageTimes, read_results, stage_times, waits_between
+from stages.stage_times import StageTimes, read_results, results_elsewhere, stage_times, waits_between
 from stages.staleness.balance import drift, measured_balance, predicted_balance, who_waits
 from stages.staleness.drift_watch import DRIFT_METRIC
 from stages.tensorboard_export import write_scalars
@@ -95,7 +96,8 @@ def build_record(context: StageContext) -> IterationRecord:
     rows, consumed = _joined(shards)
     metrics, counts = rollout_metrics(rows, consumed)
     counts = {**training["counts"], **counts}
-    times = stage_times(read_results(context.state_dir, context.run.name, k))
+    here = read_results(context.state_dir, context.run.name, k)
+    times = stage_times([*here, *results_elsewhere(context.request)])
     troubles = troubles_of(
         rows, counts["groups"], counts["groups_zero_variance"], training["counts"]["groups_in_batch"]
     )
@@ -153,6 +155,7 @@ def _metadata(
         "troubles": list(troubles),
         "weights_hash": policy.weights_hash,
         "placement": context.plan.fingerprint,
+        "planner": _planner(context.plan),
         "sampling_versions": sorted({version for manifest in rollouts for version in manifest.policy_versions}),
         "max_staleness": context.job.max_staleness,
         "generate_ahead": context.job.generate_ahead,
@@ -161,6 +164,13 @@ def _metadata(
         "correction": context.job.correction.model_dump(mode="json"),
         "reproducible": "bitwise in fp32, for every placement and retry" if is_invariant else "committed shards only",
     }
+
+
+def _planner(plan: Plan) -> dict[str, Any]:
+    """Return how the plan in force was found."""
+    extra = plan.search.model_extra or {}
+    facts = {name: extra.get(name) for name in ("budget", "model", "limits", "drained")}
+    return {"method": plan.method, "seed": plan.search.seed, "evaluations": plan.search.evaluations, **facts}
 
 
 def _shards(context: StageContext) -> dict[Family, list[Shard]]:
@@ -259,7 +269,8 @@ def _evaluation_metrics(context: StageContext, iteration: int) -> dict[str, floa
     after = stored_evaluation(context, iteration + 1)
     if after is not None:
         metrics["eval_reward_mean"] = after["score"]
-    before = stored_evaluation(context, 0) if iteration == 0 else None
+    first = context.run.first_iteration
+    before = stored_evaluation(context, first) if iteration == first else None
     if before is not None:
         metrics["eval_reward_mean_before"] = before["score"]
     return metrics

@@ -47,6 +47,12 @@ class RunEntry(_Document):
     """Iterations of the run; raising it extends the run."""
     algorithm: Literal["grpo", "ppo"] = "grpo"
     """PPO has a task row for each of its six tasks."""
+    first_iteration: int = Field(default=0, ge=0)
+    """First iteration of the run; above 0 in a fork, which goes on from a version of another run."""
+    drained: tuple[str, ...] = ()
+    """Machines that get no work; their rows wait for no worker of theirs."""
+    reprofile_at: int = Field(default=0, ge=0)
+    """Iteration at which all machines are measured again because the cluster changed; 0 is none."""
     max_staleness: int = Field(default=0, ge=0)
     """Policy versions a rollout may lag; 0 is synchronous."""
     generate_ahead: int | None = Field(default=None, ge=1)
@@ -76,6 +82,13 @@ class RunEntry(_Document):
                 raise ValueError(f"machines share a {what}: {values}; one task row per {what} is needed")
         if self.generate_ahead is not None and self.max_staleness == 0:
             raise ValueError(f"generate_ahead is {self.generate_ahead} in a synchronous run (max_staleness 0)")
+        if self.first_iteration >= self.iterations:
+            raise ValueError(f"first_iteration {self.first_iteration} is not below iterations {self.iterations}")
+        names = {machine.name for machine in self.machines}
+        if unknown := sorted(set(self.drained) - names):
+            raise ValueError(f"drained names {unknown}, which are no machines of the run")
+        if self.control.name in self.drained:
+            raise ValueError(f"drained names {self.control.name}, which does what is done once per iteration")
         return self
 
     @property
@@ -89,6 +102,15 @@ class RunEntry(_Document):
         return self.machines[0]
 
     @property
+    def num_dag_runs(self) -> int:
+        """DAG runs of the whole run."""
+        return self.iterations - self.first_iteration
+
+    def queue_of(self, machine: MachineEntry) -> str:
+        """Return the queue on which a machine's rows wait: a drained machine's are skipped on the control machine."""
+        return self.control.queue if machine.name in self.drained else machine.queue
+
+    @property
     def root(self) -> str:
         """Object-store root of the control machine's region: policies, plans and records are there."""
         return self.roots[self.control.region]
@@ -100,7 +122,8 @@ class RunEntry(_Document):
 
     def is_profile_due(self, iteration: int) -> bool:
         """Whether the machines are measured in an iteration."""
-        return iteration == 0 or (self.profile_every > 0 and iteration % self.profile_every == 0)
+        is_regular = self.profile_every > 0 and iteration % self.profile_every == 0
+        return iteration in (self.first_iteration, self.reprofile_at) or is_regular
 
     def is_evaluation_due(self, iteration: int) -> bool:
         """Whether the policy that an iteration made is evaluated: every n-th and the last one."""

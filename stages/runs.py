@@ -13,10 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from pydantic import JsonValue
+
 from plans.errors import SpecError
 from plans.spec.cluster import Cluster
 from plans.spec.load import cluster_from_document, load_cluster
 from stages.errors import ContractError, SpecFaultsError
+from stages.run_entry import MachineEntry, RunEntry
 from stages.spec.job import TrainingJob, load_training_job, training_job_from_document
 from storage import layout, runs
 from storage.documents import model_bytes
@@ -42,6 +45,14 @@ class ResolvedRun:
     """The machines."""
     roots: Mapping[str, str]
     """Object-store root by region."""
+    drained: tuple[str, ...] = ()
+    """Machines that get no work, sorted."""
+    first_iteration: int = 0
+    """First iteration; above 0 in a fork."""
+    reprofile_at: int = 0
+    """Iteration at which all machines are measured again because the cluster changed; 0 is none."""
+    forked_from: Mapping[str, JsonValue] | None = None
+    """Run, root and version that a fork goes on from; None otherwise."""
 
     @property
     def iterations(self) -> int:
@@ -122,9 +133,13 @@ def create_run(resolved: ResolvedRun, *, is_resumed: bool = False) -> runs.RunRe
         ObjectMissingError: `is_resumed`, but there is no such run.
     """
     record = _record_of(resolved)
+    known_roots = set(load_run(resolved.home_root, resolved.name).roots.values()) if is_resumed else set()
     for root in dict.fromkeys([resolved.home_root, *resolved.roots.values()]):
         store = open_store(root)
         if not is_resumed:
+            runs.create_run(store, record)
+            continue
+        if root not in known_roots:  # a region that has come to the cluster
             runs.create_run(store, record)
             continue
         before = runs.load_run(store, resolved.name)
@@ -153,7 +168,40 @@ def load_run(root: str, run: str) -> ResolvedRun:
     roots = record.metadata.get("roots")
     if not isinstance(roots, dict) or {m.region for m in cluster.machines} - roots.keys():
         raise ContractError(f"run record of {run}: metadata.roots is {roots!r}, but it names a root for every region.")
-    return ResolvedRun(name=record.run, job=job, cluster=cluster, roots=roots)
+    return ResolvedRun(
+        name=record.run,
+        job=job,
+        cluster=cluster,
+        roots=roots,
+        drained=tuple(str(name) for name in record.metadata.get("drained", ())),
+        first_iteration=int(record.metadata.get("first_iteration", 0)),
+        reprofile_at=int(record.metadata.get("reprofile_at", 0)),
+        forked_from=record.metadata.get("forked_from"),
+    )
+
+
+def entry_of(resolved: ResolvedRun) -> RunEntry:
+    """Return what the Airflow side needs to know of a run."""
+    job = resolved.job
+    return RunEntry(
+        run=resolved.name,
+        roots=dict(resolved.roots),
+        machines=tuple(
+            MachineEntry(name=machine.name, queue=machine.queue_name, region=machine.region)
+            for machine in resolved.cluster.machines
+        ),
+        iterations=resolved.iterations,
+        algorithm=job.planner.algorithm.value,
+        first_iteration=resolved.first_iteration,
+        drained=resolved.drained,
+        reprofile_at=resolved.reprofile_at,
+        max_staleness=job.max_staleness,
+        generate_ahead=job.asynchrony.generate_ahead,
+        evaluate_every=job.evaluation.every,
+        profile_every=job.profile.every,
+        gate_deadline_s=job.limits.gate_deadline_s,
+        stage_deadline_s=job.limits.stage_deadline_s,
+    )
 
 
 def _argument_faults(name: str, iterations: int | None, seed: int | None) -> list[str]:
@@ -191,7 +239,15 @@ def _record_of(resolved: ResolvedRun) -> runs.RunRecord:
         package_versions=_package_versions(),
         git_commit=_git_commit(),
         created_at=datetime.now(UTC),
-        metadata={"roots": dict(resolved.roots), "home_region": resolved.home_region},
+        metadata={
+            "roots": dict(resolved.roots),
+            "home_region": resolved.home_region,
+            "drained": sorted(resolved.drained),
+            "first_iteration": resolved.first_iteration,
+            "reprofile_at": resolved.reprofile_at,
+            "forked_from": resolved.forked_from,
+            "entry": entry_of(resolved).model_dump(mode="json"),
+        },
     )
 
 

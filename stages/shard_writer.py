@@ -17,9 +17,10 @@ from storage.documents import fingerprint
 from storage.errors import ObjectMissingError
 from storage.layout import Split
 from storage.manifest import Manifest
-from storage.policies import resolve_policy
+from storage.policies import read_head, resolve_policy
 from storage.rollout_schema import sample_seed
 from storage.rollouts import find_shard, write_rollouts
+from storage.superseded import lineage_of_iteration, lineage_of_version
 
 _NUMBER_TYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -59,6 +60,9 @@ class ShardWriter:
 
     def __init__(self, context: StageContext, batch: RolloutBatch, prompts: Prompts, num_shards: int) -> None:
         self.context, self.batch, self.prompts, self.num_shards = context, batch, prompts, num_shards
+        head = read_head(context.home, context.run.name)
+        is_eval = batch.split is Split.EVAL
+        self.lineage = (lineage_of_version if is_eval else lineage_of_iteration)(head, batch.number)
 
     def fingerprint(self, shard: ShardRange, weights_hashes: Mapping[str, str]) -> str:
         """SHA-256 of what decides the tokens of a shard, apart from the moments at which new weights came.
@@ -68,11 +72,13 @@ class ShardWriter:
             weights_hashes: Hashes of the weights that sampled it, by policy version.
         """
         batch = self.batch
+        made_anew = [f"lineage-{self.lineage}"] if self.lineage else []
         return fingerprint(
             "rollouts", self.context.run.name, self.context.job.fingerprint, self.context.run.seed, batch.split.value,
             batch.number, [prompt.row.prompt_id for prompt in self.prompts_of(shard)], batch.samples_per_prompt,
             batch.temperature, batch.top_p, batch.top_k, self.context.job.planner.lengths.response,
             self.prompts.tokenizer_hash, self.prompts.template_hash, dict(weights_hashes), *self._refill_inputs(shard),
+            *made_anew,
         )  # fmt: skip
 
     def _refill_inputs(self, shard: ShardRange) -> list[object]:
@@ -139,7 +145,10 @@ class ShardWriter:
 
     def seed(self, prompt: EncodedRow, sample: int) -> int:
         """Seed of one completion, from its identity alone."""
-        return sample_seed(self.context.run.seed, self.batch.number, prompt.row.prompt_id, sample, self.batch.split)
+        batch = self.batch
+        # Evaluations of a version that was made anew stay comparable with those before: the same seeds.
+        lineage = 0 if batch.split is Split.EVAL else self.lineage
+        return sample_seed(self.context.run.seed, batch.number, prompt.row.prompt_id, sample, batch.split, lineage)
 
     def commit(
         self,
@@ -179,6 +188,7 @@ class ShardWriter:
             created_by=context.created_by,
             split=batch.split,
             attempt=context.request.attempt,
+            lineage=self.lineage,
             metadata={
                 "weights_hashes": hashes,
                 "machine": context.machine.name,

@@ -10,7 +10,10 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from stages.contract import StageName, StageResult, StageStatus
+from stages.contract import StageName, StageRequest, StageResult, StageStatus
+
+RESULTS_PARAM: Final = "results_elsewhere"
+"""Parameter of the report's request: results of stages on other machines, whose job folders are not here."""
 
 #: Groups of stages that follow each other in an iteration; the stages of one group run side by side.
 ORDER: Final = (
@@ -75,6 +78,18 @@ def read_results(state_dir: Path, run: str, iteration: int) -> list[StageResult]
             continue  # being written, or of another version
         if result.run == run and result.iteration == iteration:
             found.append(result)
+    return found
+
+
+def results_elsewhere(request: StageRequest) -> list[StageResult]:
+    """Return the results of other machines that came with a report's request; unreadable ones are left out."""
+    given = request.params.get(RESULTS_PARAM)
+    found = []
+    for document in given if isinstance(given, list) else []:
+        try:
+            found.append(StageResult.model_validate(document))
+        except ValidationError:
+            continue  # of another version
     return found
 
 

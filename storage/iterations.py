@@ -11,7 +11,7 @@ from storage.layout import Split, iteration_record
 from storage.manifest import Manifest
 from storage.rollout_schema import Family
 from storage.rollouts import has_rollouts, shard_manifests
-from storage.runs import IterationRecord, read_iteration
+from storage.runs import IterationRecord, load_run, read_iteration
 from storage.store import Store
 
 MAX_GAP = 8
@@ -33,14 +33,22 @@ def find_iterations(store: Store, run: str, *, max_gap: int = MAX_GAP) -> list[i
         max_gap: Consecutive iterations without objects after which the search ends (>= 1).
     """
     found: list[int] = []
-    start = 0
+    start = first = _first_iteration(store, run)
     while True:
         block = range(start, start + max(NUM_READERS, max_gap))
         hits = _parallel(lambda k: _has_objects(store, run, k), block)
         found += [iteration for iteration, is_hit in zip(block, hits, strict=True) if is_hit]
         start = block.stop
-        if start - 1 - (found[-1] if found else -1) >= max_gap:
+        if start - 1 - (found[-1] if found else first - 1) >= max_gap:
             return found
+
+
+def _first_iteration(store: Store, run: str) -> int:
+    """Return where a run begins: at 0, unless it is a fork; 0 also without a run record."""
+    try:
+        return int(load_run(store, run).metadata.get("first_iteration", 0))
+    except ObjectMissingError:
+        return 0
 
 
 def find_records(store: Store, run: str) -> list[IterationRecord]:

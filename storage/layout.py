@@ -16,6 +16,7 @@ folder with one ``manifest.json`` and, per attempt, one folder of data objects::
     <run>/leases/<holder>.json
     <run>/retention.json
     <run>/metrics/manifest.json             and <run>/metrics/<attempt>/metrics.parquet
+    <run>/superseded/<n>/<key of a manifest or record>
 
 The run's name is the first segment of every key, so a fresh run can never pick up another run's objects.
 For evaluations ``<k>`` is the policy version that was evaluated (version k is the policy that iteration k starts
@@ -73,6 +74,7 @@ class Kind(StrEnum):
     LEASE = "lease"
     RETENTION = "retention"
     METRICS = "metrics"
+    SUPERSEDED = "superseded"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +86,7 @@ class ParsedKey:
     run: str
     """Run name."""
     number: int | None = None
-    """Iteration, policy version, profile or plan number, whichever the kind has."""
+    """Iteration, policy version, profile or plan number, or number of the rewind, whichever the kind has."""
     family: str | None = None
     """Column family of a shard."""
     split: Split = Split.TRAIN
@@ -92,7 +94,7 @@ class ParsedKey:
     shard: int | None = None
     """Shard index, for shards."""
     name: str | None = None
-    """Queue of a profile, holder of a lease, or file name of a data object."""
+    """Queue of a profile, holder of a lease, file name of a data object, or key of what a rewind set aside."""
     attempt: str | None = None
     """Attempt of a data object; ``None`` for the manifest of an artefact."""
 
@@ -248,6 +250,22 @@ def metrics_folder(run: str) -> str:
     return f"{run_folder(run)}/metrics"
 
 
+def superseded_folder(run: str) -> str:
+    """Folder of everything that rewinds have set aside."""
+    return f"{run_folder(run)}/superseded"
+
+
+def superseded(run: str, rewind: int, key: str) -> str:
+    """Key of a manifest or record that the run's n-th rewind has set aside.
+
+    Args:
+        run: Run name.
+        rewind: Number of the rewind, from 1.
+        key: Its key before, without the run's folder.
+    """
+    return f"{superseded_folder(run)}/{_number(rewind, 'rewind')}/{key}"
+
+
 def manifest_key(folder: str) -> str:
     """Key of the manifest of an artefact."""
     return f"{folder}/{MANIFEST_NAME}"
@@ -308,6 +326,11 @@ def _parse_rest(run: str, rest: list[str]) -> ParsedKey | None:
             return ParsedKey(kind=kind, run=run, number=int(name[:-5]))
         case ["leases", name] if name.endswith(".json"):
             return ParsedKey(kind=Kind.LEASE, run=run, name=name[:-5])
+        case ["superseded", number, *tail] if _NUMBER.match(number):
+            before = _parse_rest(run, tail)
+            is_usable = before is not None and not before.is_data and before.kind is not Kind.SUPERSEDED
+            named = ParsedKey(kind=Kind.SUPERSEDED, run=run, number=int(number), name="/".join(tail))
+            return named if is_usable else None
         case ["metrics", *tail]:
             return _parse_artefact(ParsedKey(kind=Kind.METRICS, run=run), tail)
         case ["policies" | "trainer" | "critics" as part, number, *tail] if _NUMBER.match(number):

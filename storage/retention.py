@@ -31,6 +31,7 @@ from storage.policies import head_version
 from storage.policy_copies import bases_needed
 from storage.posix_store import TEMPORARY_PREFIX
 from storage.store import Store
+from storage.superseded import superseded_parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +140,7 @@ def collect_orphans(store: Store, run: str, *, now: datetime, grace_s: float = 8
     """
     due = now - timedelta(seconds=grace_s)
     parts_by_folder: dict[str, set[str] | None] = {}
+    superseded = superseded_parts(store, run)
     deleted = []
     for info in list(store.list(run_folder(run))):
         if info.modified is None or info.modified > due:
@@ -149,7 +151,7 @@ def collect_orphans(store: Store, run: str, *, now: datetime, grace_s: float = 8
             if folder not in parts_by_folder:
                 parts_by_folder[folder] = _part_paths(store, folder)
             paths = parts_by_folder[folder]
-            is_orphan = paths is not None and info.key not in paths
+            is_orphan = paths is not None and info.key not in paths and info.key not in superseded
         if is_orphan and store.delete(info.key):
             deleted.append(info.key)
     return deleted
@@ -209,8 +211,10 @@ def _delete_artefact(store: Store, run: str, folder: str) -> None:
     if parsed.kind is Kind.CHECKPOINT and parsed.number is not None:
         set_index(store, run, set(read_index(store, run)) - {parsed.number})
     store.delete(manifest_key(folder))
+    kept = superseded_parts(store, run)
     for info in list(store.list(folder)):
-        store.delete(info.key)
+        if info.key not in kept:
+            store.delete(info.key)
 
 
 def _write_ledger(store: Store, run: str, retired: dict[str, datetime]) -> None:

@@ -85,14 +85,19 @@ class Column:
 
 
 _IDENTITY = (
-    Column("row_id", "string", "Hash of (run, split, iteration, prompt_id, sample_index); joins the families.", True),
+    Column(
+        "row_id",
+        "string",
+        "Hash of (run, split, iteration, prompt_id, sample_index, lineage); joins the families.",
+        True,
+    ),
     Column("run", "string", "Name of the training run.", True),
     Column("iteration", "int64", "RL iteration; for split eval the policy version that was evaluated.", True),
     Column("split", "string", "Trained on or only measured.", True, tuple(Split)),
     Column("prompt_id", "string", "Data set row as <environment>/<example>, unique over environments.", True),
     Column("prompt_index", "int64", "Position of the prompt in the iteration's batch, from 0.", True),
     Column("sample_index", "int32", "Number of the completion among those of its prompt, from 0.", True),
-    Column("group_id", "string", "Hash of (run, split, iteration, prompt_id): the GRPO prompt group.", True),
+    Column("group_id", "string", "Hash of (run, split, iteration, prompt_id, lineage): the GRPO prompt group.", True),
 )
 _SAMPLING = (
     Column("prompt_text", "string", "Prompt as rendered through the chat template, for people to read."),
@@ -224,14 +229,16 @@ def prompt_id(environment: str, example: str | int) -> str:
 class RowIdentity:
     """Row and group ids of one iteration's completions; quick when asked for many."""
 
-    def __init__(self, run: str, iteration: int, split: Split) -> None:
+    def __init__(self, run: str, iteration: int, split: Split, lineage: int = 0) -> None:
         """Prepare for the completions of one iteration.
 
         Args:
             run: Run name.
             iteration: RL iteration (split eval: policy version evaluated), >= 0.
             split: Train or eval.
+            lineage: How often the iteration was set aside by a rewind.
         """
+        self._lineage = _prefixed(*_lineage(lineage))
         fixed = (run, split.value, str(iteration))
         self._row = hashlib.sha256(_prefixed("row", *fixed))
         self._group = hashlib.sha256(_prefixed("group", *fixed))
@@ -248,7 +255,7 @@ class RowIdentity:
             self._rows[prompt] = started
         suffix = self._samples.get(sample)
         if suffix is None:
-            suffix = self._samples[sample] = _prefixed(str(sample))
+            suffix = self._samples[sample] = _prefixed(str(sample)) + self._lineage
         digest = started.copy()
         digest.update(suffix)
         return digest.hexdigest()[:32]
@@ -258,12 +265,14 @@ class RowIdentity:
         found = self._groups.get(prompt)
         if found is None:
             digest = self._group.copy()
-            digest.update(_prefixed(prompt))
+            digest.update(_prefixed(prompt) + self._lineage)
             found = self._groups[prompt] = digest.hexdigest()[:32]
         return found
 
 
-def row_id(run: str, iteration: int, prompt: str, sample: int, split: Split | str = Split.TRAIN) -> str:
+def row_id(
+    run: str, iteration: int, prompt: str, sample: int, split: Split | str = Split.TRAIN, lineage: int = 0
+) -> str:
     """Return the identity of a completion: 32 hex digits, the same on every placement, shard and attempt.
 
     Args:
@@ -272,16 +281,20 @@ def row_id(run: str, iteration: int, prompt: str, sample: int, split: Split | st
         prompt: Prompt id from :func:`prompt_id`.
         sample: Number among the prompt's completions, >= 0.
         split: Train or eval.
+        lineage: How often the iteration was set aside by a rewind, so that rows made anew are never taken for those
+            made before.
     """
-    return RowIdentity(run, iteration, Split(split)).row_id(prompt, sample)
+    return RowIdentity(run, iteration, Split(split), lineage).row_id(prompt, sample)
 
 
-def group_id(run: str, iteration: int, prompt: str, split: Split | str = Split.TRAIN) -> str:
+def group_id(run: str, iteration: int, prompt: str, split: Split | str = Split.TRAIN, lineage: int = 0) -> str:
     """Return the identity of a prompt group (all completions of one prompt in one iteration): 32 hex digits."""
-    return RowIdentity(run, iteration, Split(split)).group_id(prompt)
+    return RowIdentity(run, iteration, Split(split), lineage).group_id(prompt)
 
 
-def sample_seed(run_seed: int, iteration: int, prompt: str, sample: int, split: Split | str = Split.TRAIN) -> int:
+def sample_seed(
+    run_seed: int, iteration: int, prompt: str, sample: int, split: Split | str = Split.TRAIN, lineage: int = 0
+) -> int:
     """Return the sampler's seed of a completion, in [0, 2**63).
 
     It depends on identity only: not on placement, shard, attempt or batch. The run enters through its seed and not
@@ -293,9 +306,16 @@ def sample_seed(run_seed: int, iteration: int, prompt: str, sample: int, split: 
         prompt: Prompt id.
         sample: Number among the prompt's completions.
         split: Train or eval.
+        lineage: How often the iteration was set aside by a rewind: what is made anew is sampled anew.
     """
-    raw = _digest("seed", str(run_seed), Split(split).value, str(iteration), prompt, str(sample))
+    parts = ("seed", str(run_seed), Split(split).value, str(iteration), prompt, str(sample))
+    raw = _digest(*parts, *_lineage(lineage))
     return int.from_bytes(raw[:8], "big") >> 1
+
+
+def _lineage(lineage: int) -> tuple[str, ...]:
+    """Return what a lineage adds to an identity: nothing for the first one."""
+    return (f"lineage-{lineage}",) if lineage else ()
 
 
 def _digest(*parts: str) -> bytes:

@@ -44,6 +44,7 @@ def write_rollouts(
     split: Split | str = Split.TRAIN,
     attempt: str | None = None,
     metadata: Mapping[str, Any] | None = None,
+    lineage: int = 0,
 ) -> Manifest:
     """Commit one shard of an iteration's rollouts.
 
@@ -60,6 +61,7 @@ def write_rollouts(
         split: Train or eval.
         attempt: Token of this attempt; default a fresh one.
         metadata: JSON-able extras for the manifest.
+        lineage: How often the iteration was set aside by a rewind (``storage.superseded``); part of the row ids.
 
     Returns:
         The committed manifest (an earlier attempt's if it holds the same content).
@@ -80,7 +82,8 @@ def write_rollouts(
         created_by=created_by,
         split=split,
         attempt=attempt,
-        metadata=metadata,
+        metadata=metadata if lineage == 0 else {**(metadata or {}), "lineage": lineage},
+        lineage=lineage,
     )
 
 
@@ -98,6 +101,7 @@ def write_family(
     split: Split | str = Split.TRAIN,
     attempt: str | None = None,
     metadata: Mapping[str, Any] | None = None,
+    lineage: int = 0,
 ) -> Manifest:
     """Commit one shard of a column family; arguments and errors as :func:`write_rollouts`.
 
@@ -108,7 +112,7 @@ def write_family(
         message = f"shard {shard} of {num_shards} shards is refused: 0 <= shard < num_shards is needed"
         raise InvalidInputError(message)
     folder = shard_folder(run, iteration, name.value, shard, split)
-    fixed = {"run": run, "iteration": iteration, "split": Split(split).value, "shard": shard}
+    fixed = {"run": run, "iteration": iteration, "split": Split(split).value, "shard": shard, "lineage": lineage}
     table = checked_table(rows, name, folder, fixed if name is Family.ROLLOUTS else {})
     table = sorted_table(table, _ORDER if name is Family.ROLLOUTS else ("row_id",)).combine_chunks()
     return commit(

@@ -28,7 +28,8 @@ def checked_table(
         family: Family of the rows.
         where: Shard, for the message.
         fixed: Columns that are the same in every row (run, iteration, split, shard) and filled in here; row and
-            group ids of rollouts are computed here too. A value already there must agree.
+            group ids of rollouts are computed here too, from `lineage` as well, which is no column. A value already
+            there must agree.
 
     Raises:
         InvalidInputError: Unknown or missing columns, wrong types, null where a value is needed, non-finite numbers,
@@ -65,8 +66,12 @@ def _completed(row: dict[str, Any], family: Family, fixed: Mapping[str, Any]) ->
     given = dict(fixed)
     if family is Family.ROLLOUTS and isinstance(row.get("prompt_id"), str) and isinstance(row.get("sample_index"), int):
         split = Split(fixed["split"])
-        given["row_id"] = row_id(fixed["run"], fixed["iteration"], row["prompt_id"], row["sample_index"], split)
-        given["group_id"] = group_id(fixed["run"], fixed["iteration"], row["prompt_id"], split)
+        lineage = given.pop("lineage", 0)
+        given["row_id"] = row_id(
+            fixed["run"], fixed["iteration"], row["prompt_id"], row["sample_index"], split, lineage
+        )
+        given["group_id"] = group_id(fixed["run"], fixed["iteration"], row["prompt_id"], split, lineage)
+    given.pop("lineage", None)
     for name, value in given.items():
         found = row.setdefault(name, value)
         if found != value:

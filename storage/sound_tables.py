@@ -77,7 +77,9 @@ def _completed(table: pa.Table, family: Family, fixed: Mapping[str, Any]) -> pa.
     schema = arrow_schema(family)
     columns = {name: table.column(name) for name in table.column_names}
     filled: dict[str, Any] = {
-        name: pa.repeat(pa.scalar(value, schema.field(name).type), table.num_rows) for name, value in fixed.items()
+        name: pa.repeat(pa.scalar(value, schema.field(name).type), table.num_rows)
+        for name, value in fixed.items()
+        if name != "lineage"  # part of identities, no column
     }
     if family is Family.ROLLOUTS:
         filled |= _identities(columns, fixed)
@@ -98,7 +100,7 @@ def _completed(table: pa.Table, family: Family, fixed: Mapping[str, Any]) -> pa.
 def _identities(columns: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     import pyarrow as pa
 
-    identity = RowIdentity(fixed["run"], fixed["iteration"], Split(fixed["split"]))
+    identity = RowIdentity(fixed["run"], fixed["iteration"], Split(fixed["split"]), fixed.get("lineage", 0))
     prompts = columns["prompt_id"].to_pylist() if "prompt_id" in columns else []
     samples = columns["sample_index"].to_pylist() if "sample_index" in columns else []
     row_ids = [identity.row_id(prompt, sample) for prompt, sample in zip(prompts, samples, strict=True)]

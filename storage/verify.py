@@ -151,7 +151,10 @@ def _check_artefact(
     report.num_parts += len(manifest.parts)
     report.size_bytes += manifest.size
     faults = part_faults(store, manifest, is_hash_checked=is_hash_checked)
-    if manifest.key != key:
+    if parsed.kind is Kind.SUPERSEDED:
+        if manifest.key != f"{layout.run_folder(parsed.run)}/{parsed.name}":
+            faults.append(f"it was set aside, but was written as {manifest.key}")
+    elif manifest.key != key:
         faults.append(f"it was written as {manifest.key}")
     if not faults:
         faults += _content_faults(store, parsed, manifest)

@@ -14,6 +14,7 @@ from plans.search.balancing import Balancing
 from plans.search.budget import Clock, Meter
 from plans.search.evolution import ArmState, Evolution, EvolutionSettings
 from plans.search.genome import Genome
+from plans.search.limits import Limits
 from plans.search.polish import Polish, WalkState
 from plans.search.pricing import Price
 from plans.search.problem import Problem
@@ -115,6 +116,7 @@ class PoolCrew:
                 problem.cluster.model_dump_json(exclude_none=True),
                 problem.job.model_dump_json(exclude_none=True),
                 problem.model,
+                problem.limits,
                 settings,
                 balancing,
             ),
@@ -183,11 +185,13 @@ _WORKSHOP: list[Workshop] = []
 """The tools of a worker process; filled by its initializer."""
 
 
-def _start_worker(cluster: str, job: str, model: CostModel, settings: EvolutionSettings, balancing: Balancing) -> None:
+def _start_worker(
+    cluster: str, job: str, model: CostModel, limits: Limits, settings: EvolutionSettings, balancing: Balancing
+) -> None:
     """Build the tools of a worker from the documents (the values themselves hold views that cannot travel)."""
     # Ctrl-C belongs to the parent, which asks the workers to finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    problem = Problem(Cluster.model_validate_json(cluster), Job.model_validate_json(job), model)
+    problem = Problem(Cluster.model_validate_json(cluster), Job.model_validate_json(job), model, limits)
     _WORKSHOP.append(Workshop(problem, settings, balancing))
 
 

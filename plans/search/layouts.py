@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from plans.search.degrees import pp_degrees, tp_degrees
 from plans.search.machine_order import MachineOrder
 from plans.search.seeds import Draws
 from plans.spec.llm import LlmShape
 from plans.workflow import TaskKind
+
+if TYPE_CHECKING:  # limits are about layouts
+    from plans.search.limits import TaskLimit
 
 
 class LayerSplit(StrEnum):
@@ -81,7 +85,14 @@ class LayoutGuesses:
     """Guesses at layouts of one task on one set of GPUs."""
 
     def __init__(
-        self, order: MachineOrder, kind: TaskKind, shape: LlmShape, gpus: Sequence[int], *, least_shards: int
+        self,
+        order: MachineOrder,
+        kind: TaskKind,
+        shape: LlmShape,
+        gpus: Sequence[int],
+        *,
+        least_shards: int,
+        limit: TaskLimit | None = None,
     ) -> None:
         """Read the GPUs' machines and speeds.
 
@@ -91,11 +102,14 @@ class LayoutGuesses:
             shape: its model.
             gpus: GPUs that it may use.
             least_shards: smallest pp * tp at which a shard of the model can fit a GPU.
+            limit: what the task's engine can run; None = anything.
         """
         self._order, self._kind, self._shape, self._least_shards = order, kind, shape, least_shards
+        self._limit = limit
         view = order.view
         self._machine: list[int] = view.machine_of[list(gpus)].tolist()
         self._where = dict(zip(gpus, self._machine, strict=True))
+        self._types = {gpu: view.type_names[int(view.type_of[gpu])] for gpu in gpus} if limit is not None else {}
         self._region = {m: int(view.region_of_machine[m]) for m in set(self._machine)}
         speed = order.hbm if kind is TaskKind.GENERATION else order.compute
         self._speed = {m: float(speed[m]) for m in self._region}
@@ -166,11 +180,18 @@ class LayoutGuesses:
         counts: dict[int, int] = {}
         for gpu in self.subsets[subset]:
             counts[self._where[gpu]] = counts.get(self._where[gpu], 0) + 1
-        return tuple(reversed(tp_degrees(self._shape, max(counts.values()))))
+        offered = tuple(reversed(tp_degrees(self._shape, max(counts.values()))))
+        limit = self._limit
+        if limit is None or limit.most_tp is None:
+            return offered
+        is_free = all(self._types[gpu] in limit.thread_types for gpu in self.subsets[subset])
+        return offered if is_free else tuple(tp for tp in offered if tp <= limit.most_tp)
 
     def pps(self, tp: int, num_units: int) -> tuple[int, ...]:
         """Return the PP degrees whose shards can fit a GPU, least first."""
         offered = pp_degrees(self._shape, num_units, most=MOST_PP)
+        if self._limit is not None and self._limit.most_pp is not None:
+            offered = tuple(pp for pp in offered if pp <= self._limit.most_pp)
         enough = tuple(pp for pp in offered if pp * tp >= self._least_shards)
         return enough or offered[-1:]
 
@@ -211,7 +232,12 @@ class LayoutGuesses:
         return [units[i] for i in sorted(ranked[:count])]
 
     def _find_subsets(self, gpus: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Return all GPUs, then without the slowest types, then the strongest regions alone."""
+        """Return all GPUs, then without the slowest types, then the strongest regions alone.
+
+        Where the task must stay on one machine: the machines, the strongest first.
+        """
+        if self._limit is not None and self._limit.is_on_one_machine:
+            return self._machines(gpus)
         subsets = {gpus: None}
         speed = {gpu: self._speed[machine] for gpu, machine in self._where.items()}
         kinds = sorted(set(speed.values()), reverse=True)
@@ -226,3 +252,11 @@ class LayoutGuesses:
             if sum(speed[gpu] for gpu in members) * 4.0 >= total:
                 subsets.setdefault(tuple(members))
         return list(subsets)
+
+    def _machines(self, gpus: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the GPUs of each machine, the strongest machine first."""
+        members: dict[int, list[int]] = {}
+        for gpu in gpus:
+            members.setdefault(self._where[gpu], []).append(gpu)
+        ranked = sorted(members, key=lambda machine: (-self._speed[machine] * len(members[machine]), machine))
+        return [tuple(members[machine]) for machine in ranked]

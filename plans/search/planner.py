@@ -14,6 +14,7 @@ from plans.errors import InfeasibleError, NoIncumbentError, PlanningError, Searc
 from plans.feasibility import find_fitting_plan, infeasible_error
 from plans.plan import Plan, SearchRecord, check_plan
 from plans.search.budget import Budget, Clock, Meter, StopCheck
+from plans.search.limits import NO_LIMITS, Limits
 from plans.search.problem import Problem
 from plans.search.protocol import Outcome, Planner
 from plans.search.run import ProgressCallback, SearchRun
@@ -125,6 +126,7 @@ def make_plan(
     on_progress: ProgressCallback | None = None,
     should_stop: StopCheck | None = None,
     warm_start: Plan | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> PlanResult:
     """Search a placement.
 
@@ -140,6 +142,7 @@ def make_plan(
         on_progress: called with the state of the search.
         should_stop: asked between evaluations; True returns the best plan so far.
         warm_start: a plan to start from; the result is never worse.
+        limits: what the engines cannot execute; no plan that breaks a limit is returned.
 
     Raises:
         MethodError: the method is unknown or does not plan this job.
@@ -152,7 +155,7 @@ def make_plan(
     if warm_start is not None:
         check_plan(warm_start, cluster, job, source_name="warm start")
     chosen = model if model is not None else CostModel.calibrated()
-    problem = Problem(cluster, job, chosen)
+    problem = Problem(cluster, job, chosen, limits)
     meter = Meter(budget if budget is not None else Budget(evaluations=20_000), clock, should_stop)
     if (
         problem.least_gpus(problem.workflow.tasks) > problem.view.num_gpus
@@ -165,7 +168,11 @@ def make_plan(
 
 
 def _result(problem: Problem, run: SearchRun, outcome: Outcome, method: str) -> PlanResult:
-    candidates = [plan for plan in (outcome.plan, run.warm_start) if plan is not None]
+    candidates = [
+        plan
+        for plan in (outcome.plan, run.warm_start)
+        if plan is not None and not problem.limits.faults(plan, problem.view)
+    ]
     priced = [(price(problem.cluster, problem.job, plan, problem.model), plan) for plan in candidates]
     feasible = [(report, plan) for report, plan in priced if report.feasible and report.iteration_s is not None]
     if not feasible:
@@ -192,7 +199,8 @@ def _nothing_found(problem: Problem, run: SearchRun, outcome: Outcome, method: s
     if find_fitting_plan(problem.cluster, problem.job) is None:
         return infeasible_error(problem.cluster, problem.job)
     meter = run.meter
+    within = f" within the limits of the engines ({problem.limits.sentence()})" if problem.limits else ""
     return NoIncumbentError(
-        f"Method {method} found no feasible plan in {meter.evaluations} evaluations and {meter.elapsed_s:.1f} s "
-        f"(ended by: {outcome.termination or meter.termination}); raise the budget, or use another method."
+        f"Method {method} found no feasible plan{within} in {meter.evaluations} evaluations and {meter.elapsed_s:.1f} s"
+        f" (ended by: {outcome.termination or meter.termination}); raise the budget, or use another method."
     )

@@ -16,6 +16,7 @@ from plans.cost.lineup import Lineup, lineup_of
 from plans.search.balancing import Balancing, TaskRates, share_samples
 from plans.search.genome import Genome
 from plans.search.layouts import LayerSplit, TaskLayout
+from plans.search.limits import NO_LIMITS, Limits
 from plans.spec.job import Job
 from plans.workflow import RlTask, TaskKind
 
@@ -43,8 +44,9 @@ UNPLACEABLE = Price(math.inf, math.inf)
 class Pricer:
     """Balances and prices candidates of one problem; counts what it prices."""
 
-    def __init__(self, evaluator: PlanEvaluator, balancing: Balancing) -> None:
+    def __init__(self, evaluator: PlanEvaluator, balancing: Balancing, limits: Limits = NO_LIMITS) -> None:
         """Keep the evaluator; its caches and this object's do not change any result."""
+        self._limits = limits
         self.evaluator = evaluator
         self.balancing = balancing
         self.count = 0
@@ -58,6 +60,7 @@ class Pricer:
         self._usable: list[float] = usable[first].tolist()
         self._cap = job.generation.max_num_seqs
         self._decoding: BoundedCache[tuple[CompactTask, tuple[int, ...]], CompactTask] = BoundedCache(CACHE_ENTRIES)
+        self._allows = lru_cache(maxsize=CACHE_ENTRIES)(self._allows_uncached)
         self._even = lru_cache(maxsize=CACHE_ENTRIES)(self._even_uncached)
         self._balanced = lru_cache(maxsize=CACHE_ENTRIES)(self._balanced_uncached)
 
@@ -76,7 +79,15 @@ class Pricer:
         return None if plan is None else self.evaluator.evaluate(plan)
 
     def compact(self, genome: Genome) -> CompactPlan | None:
-        """Return the balanced placement of a candidate; None where a task has fewer layers or samples than parts."""
+        """Return the balanced placement of a candidate.
+
+        None where a task has fewer layers or samples than parts, or where an engine can't run its layout.
+        """
+        if self._limits and not (
+            all(self._allows(task, layout) for task, layout in genome.layouts.items())
+            and self._limits.are_together(genome.layouts, self.evaluator.view)
+        ):
+            return None
         tasks: dict[RlTask, CompactTask] = {}
         for task, layout in genome.layouts.items():
             if task.kind is not TaskKind.GENERATION:
@@ -174,6 +185,9 @@ class Pricer:
     def _even_samples(self, dp: int) -> tuple[int, ...]:
         base, extra = divmod(self._total, dp)
         return (base + 1,) * extra + (base,) * (dp - extra)
+
+    def _allows_uncached(self, task: RlTask, layout: TaskLayout) -> bool:
+        return self._limits.allows(task, layout, self.evaluator.view)
 
     def _micro_batch(self, task: RlTask) -> int:
         """Return the micro-batch size of a task: the job's for training, 1 elsewhere."""

@@ -11,6 +11,7 @@ import numpy as np
 from plans.cost.evaluator import PlanEvaluator
 from plans.cost.model import CostModel
 from plans.memory import TaskMemory
+from plans.search.limits import NO_LIMITS, Limits
 from plans.search.machine_order import MachineOrder
 from plans.spec.cluster import Cluster, ClusterView
 from plans.spec.job import Job, Mode
@@ -27,6 +28,8 @@ class Problem:
     """The job."""
     model: CostModel
     """The cost model whose `iteration_s` is minimised."""
+    limits: Limits = NO_LIMITS
+    """What the engines cannot execute; such placements are not in the search space."""
 
     @property
     def view(self) -> ClusterView:

@@ -128,7 +128,12 @@ class Ranker:
                 self._guesses.clear()
             problem, twin = self._problem, self._twin[task]
             found = self._guesses[key] = LayoutGuesses(
-                problem.order, twin.kind, shape_of(problem.job, twin), gpus, least_shards=problem.least_shards(twin)
+                problem.order,
+                twin.kind,
+                shape_of(problem.job, twin),
+                gpus,
+                least_shards=problem.least_shards(twin),
+                limit=problem.limits.of(twin),
             )
         return found
 
@@ -137,7 +142,9 @@ class Ranker:
         return next(
             other
             for other in self._problem.workflow.tasks
-            if other.kind is task.kind and shape_of(job, other) == shape_of(job, task)
+            if other.kind is task.kind
+            and shape_of(job, other) == shape_of(job, task)
+            and self._problem.limits.of(other) == self._problem.limits.of(task)
         )
 
     def _rank(self, task: RlTask, gpus: tuple[int, ...], held: float, *, deep: bool) -> tuple[RankedLayout, ...]:

@@ -21,7 +21,7 @@ class SearchTools:
     def __init__(self, problem: Problem, balancing: Balancing | None = None) -> None:
         """Build the tools."""
         self.problem = problem
-        self.pricer = Pricer(problem.evaluator, balancing if balancing is not None else Balancing())
+        self.pricer = Pricer(problem.evaluator, balancing if balancing is not None else Balancing(), problem.limits)
         self.ranker = Ranker(problem, self.pricer)
         self.seeder = Seeder(problem, self.pricer, self.ranker)
 

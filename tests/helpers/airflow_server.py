@@ -58,6 +58,9 @@ class AirflowServer:
             case "PATCH", _ if path == own:
                 self.is_paused = body["is_paused"]
                 return httpx.Response(200, json={})
+            case "PATCH", _ if path.startswith(f"{own}/dagRuns/run-"):
+                self.states[int(path.rpartition("-")[2])] = body["state"]
+                return httpx.Response(200, json={})
             case "GET", _ if path == f"{own}/dagRuns":
                 return self._dag_runs(request)
             case "GET", _ if path.endswith("/taskInstances"):

@@ -154,9 +154,11 @@ class HandRun:
 
     def iteration(self, k: int) -> dict[str, StageResult]:
         """Run all stages of an iteration."""
-        results = {"prepare": self.stage("prepare", k)} if k == 0 else {}
+        results: dict[str, StageResult] = {}
         for name in PPO_ITERATION if self.resolved.job.ppo is not None else ITERATION:
             results[name] = self.stage(name, k, **({"region": "here"} if name == "weight_sync" else {}))
+            if name == "plan" and k == 0:
+                results["prepare"] = self.stage("prepare", k)
         return results
 
     def stop_engines(self) -> int:

@@ -66,7 +66,7 @@ class Deployment:
         """Return the attempts at a stage of an iteration."""
         return [
             attempt
-            for state_dir in (self.home.path / "state").glob("*")
+            for state_dir in [*(self.home.path / "state").glob("*"), *(self.home.path / "workers").glob("*/state/*")]
             for attempt in all_attempts(state_dir)
             if attempt.folder.parts[-4:-2] == (f"{iteration:06d}", attempt.folder.parts[-3])
             and attempt.folder.parts[-3].split(".")[0] == stage

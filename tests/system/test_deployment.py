@@ -97,7 +97,8 @@ def test_iteration_failed_and_cause_removed_is_resumed_by_a_backfill(deployed: D
 
 def test_run_is_extended_and_its_dag_has_one_version_per_length(deployed: Deployment) -> None:
     assert versions_of(deployed, "tiny") == 1
-    extended = outcome(deployed.motley("resume", "tiny", "--iterations", "3", "--json"))
+    assert outcome(deployed.motley("extend", "tiny", "--iterations", "3", "--json"))["iterations"] == 3
+    extended = outcome(deployed.motley("resume", "tiny", "--json"))
     assert (extended["state"], extended["policy_version"]) == ("finished", 3)
     assert versions_of(deployed, "tiny") == 2
 

@@ -36,31 +36,32 @@ def edges(entry: RunEntry) -> dict[str, list[str]]:
     return {task.task_id: sorted(task.downstream_task_ids) for task in build_run_dag(entry).tasks}
 
 
-def test_dag_of_one_machine_is_a_chain_apart_from_prepare_and_profile() -> None:
+def test_dag_of_one_machine_is_a_chain() -> None:
     assert edges(ONE) == {
-        "wait_for_policy": ["prepare", "profile.q-a"],
-        "prepare": ["plan"],
+        "wait_for_policy": ["profile.q-a"],
         "profile.q-a": ["plan"],
-        "plan": ["generate.q-a"],
+        "plan": ["prepare.q-a"],
+        "prepare.q-a": ["generate.q-a"],
         "generate.q-a": ["infer.q-a"],
         "infer.q-a": ["train.q-a"],
         "train.q-a": ["commit_policy"],
         "commit_policy": ["sync.local"],
-        "sync.local": ["evaluate"],
-        "evaluate": ["report"],
+        "sync.local": ["evaluate.q-a"],
+        "evaluate.q-a": ["report"],
         "report": [],
     }
 
 
 def test_dag_of_two_machines_has_a_row_per_queue_and_region_and_a_gate_before_training() -> None:
     found = edges(TWO)
-    assert found["wait_for_policy"] == ["prepare", "profile.q-a", "profile.q-b"]
-    assert found["plan"] == ["generate.q-a", "generate.q-b"]
+    assert found["wait_for_policy"] == ["profile.q-a", "profile.q-b"]
+    assert found["plan"] == ["prepare.q-a", "prepare.q-b"]
+    assert found["prepare.q-b"] == ["generate.q-a", "generate.q-b"]
     assert found["generate.q-a"] == found["generate.q-b"] == ["infer.q-a", "infer.q-b"]
     assert found["infer.q-b"] == ["wait_for_turn"]
     assert found["wait_for_turn"] == ["train.q-a", "train.q-b"]
     assert found["commit_policy"] == ["sync.east", "sync.west"]
-    assert found["sync.west"] == ["evaluate"]
+    assert found["sync.west"] == ["evaluate.q-a", "evaluate.q-b"]
 
 
 def test_ppo_has_a_row_per_task_side_by_side_as_in_the_papers_graph() -> None:

@@ -11,14 +11,15 @@ import pytest
 
 pytest.importorskip("airflow.sdk")
 
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped
 
-from plugins.stage_operator import StageOperator
+from plugins.stage_operator import PLANNED_STAGES, StageOperator
 from stages.contract import StageName
 from stages.errors import ContractError, DeadlineError, EngineUnavailableError, NumericsError
 from stages.home import logical_date_of
 from stages.launch import StageJob
 from stages.run_entry import MachineEntry, RunEntry
+from stages.stage_times import results_elsewhere
 from tests.helpers.stand_in_interpreter import write_interpreter
 
 BOX = MachineEntry(name="box", queue="gpu", region="local")
@@ -35,7 +36,11 @@ def operator(stage: StageName = StageName.TRAIN, **changes: Any) -> StageOperato
 
 
 def context(iteration: int = 0, try_number: int = 1, clear_number: int = 0, plan: Any = None) -> Any:
-    ti = SimpleNamespace(try_number=try_number, xcom_pull=lambda task_ids: plan)
+    pushed: dict[str, Any] = {}
+    ti = SimpleNamespace(
+        try_number=try_number, xcom_pull=lambda task_ids: plan, pushed=pushed,
+        xcom_push=lambda key, value: pushed.update({key: value}),
+    )  # fmt: skip
     dag_run = SimpleNamespace(logical_date=logical_date_of(iteration), clear_number=clear_number)
     return {"dag_run": dag_run, "ti": ti, "run_id": f"scheduled__demo.iter-{iteration:06d}"}
 
@@ -53,6 +58,11 @@ def behave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     return set_body
 
 
+def told(found: dict[str, Any]) -> dict[str, Any]:
+    """What goes through XCom, apart from the times."""
+    return {name: value for name, value in found.items() if name != "times"}
+
+
 def job_of(task: StageOperator, iteration: int = 0) -> StageJob:
     return StageJob.of(task.request(iteration), task.task_id)
 
@@ -67,21 +77,48 @@ def until(condition: Callable[[], object]) -> None:
 
 def test_operator_returns_references_only(behave: Callable[[str], None]) -> None:
     behave("leave(artefacts=['demo/policies/1/manifest.json'], metrics={'loss': 0.5}, reused=True)")
-    assert operator().execute(context()) == {"artefacts": ["demo/policies/1/manifest.json"], "reused": True}
+    found = operator().execute(context())
+    times = found.pop("times")
+    assert found == {"artefacts": ["demo/policies/1/manifest.json"], "reused": True}
+    assert isinstance(times, dict)
+    assert times["stage"] == "train"
+    assert "metrics" not in times
 
 
-def test_operator_passes_on_which_queues_the_plan_uses(behave: Callable[[str], None]) -> None:
+def test_plan_passes_on_which_queues_have_work_and_skips_the_rows_of_the_others(behave: Callable[[str], None]) -> None:
+    """In one go, so that no row without work waits for a worker."""
+    behave("leave(metrics={'queues': {'train': ['gpu'], 'generate': ['gpu', 'gpu2'], 'infer': ['gpu2']}})")
+    now = context(iteration=1)
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        operator(StageName.PLAN, machines=(BOX, OTHER)).execute(now)
+    assert skipped.value.tasks == [
+        "prepare.gpu", "prepare.gpu2", "infer.gpu", "train.gpu2", "evaluate.gpu", "evaluate.gpu2"
+    ]  # fmt: skip
+    assert now["ti"].pushed["return_value"]["queues"]["train"] == ["gpu"]
+
+
+def test_plan_skips_nothing_when_everything_has_work(behave: Callable[[str], None]) -> None:
     behave("leave(metrics={'queues': {'train': ['gpu']}})")
-    found = operator(StageName.PLAN).execute(context())
-    assert found == {"artefacts": [], "reused": False, "queues": {"train": ["gpu"]}}
+    found = operator(StageName.PLAN, iterations=1).execute(context(iteration=0))
+    assert found["queues"] == {"train": ["gpu"]}
+
+
+def test_report_is_told_what_other_machines_measured(behave: Callable[[str], None]) -> None:
+    behave("leave()")
+    times = {"stage": "generate", "run": "demo", "iteration": 2, "fingerprint": "f", "status": "ok",
+             "started_at": 1.0, "ended_at": 3.0}  # fmt: skip
+    report = operator(StageName.REPORT, machines=(BOX, OTHER))
+    request = report.request(2, context(iteration=2, plan={"times": times}))
+    assert [result.ended_at for result in results_elsewhere(request)] == [3.0] * len(PLANNED_STAGES)
+    assert report.request(2).params == {}
 
 
 def test_operator_request_has_machine_root_deadline_and_iteration(behave: Callable[[str], None]) -> None:
     behave("leave(metrics={'queues': json.loads(request.model_dump_json())})")
-    asked = operator(StageName.PLAN, stage_deadline_s=77.0).execute(context(iteration=4))["queues"]
+    asked = operator(StageName.COMMIT_POLICY, stage_deadline_s=77.0).execute(context(iteration=4))["queues"]
     assert isinstance(asked, dict)
     keys = ("stage", "run", "iteration", "root", "machine", "deadline_s", "params")
-    assert [asked[key] for key in keys] == ["plan", "demo", 4, "file:///data", "box", 77.0, {}]
+    assert [asked[key] for key in keys] == ["commit_policy", "demo", 4, "file:///data", "box", 77.0, {}]
 
 
 def test_operator_raises_the_error_of_the_stage(behave: Callable[[str], None]) -> None:
@@ -141,7 +178,7 @@ def test_another_try_reattaches_to_the_running_process(behave: Callable[[str], N
     until(lambda: (job_of(first).folder / "owner").exists())
     (tmp_path / "go").touch()
     second.join(timeout=30)
-    assert outcome == [{"artefacts": [], "reused": False}]
+    assert [told(found) for found in outcome] == [{"artefacts": [], "reused": False}]
     assert [a.folder.name for a in job_of(first).attempts()] == ["attempt-001"]
 
 
@@ -150,7 +187,7 @@ def test_cleared_task_runs_the_stage_again(behave: Callable[[str], None]) -> Non
     task = operator()
     task.execute(context(clear_number=0))
     behave("leave(reused=True)")
-    assert task.execute(context(clear_number=1)) == {"artefacts": [], "reused": True}
+    assert told(task.execute(context(clear_number=1))) == {"artefacts": [], "reused": True}
     assert len(job_of(task).attempts()) == 2
 
 
@@ -187,7 +224,7 @@ def test_killed_task_leaves_a_process_that_another_try_has_taken_over(
     assert job_of(task).live_attempt() is not None
     (tmp_path / "go").touch()
     thread.join(timeout=30)
-    assert outcome == [{"artefacts": [], "reused": False}]
+    assert [told(found) for found in outcome] == [{"artefacts": [], "reused": False}]
 
 
 def test_on_kill_before_anything_was_started_is_harmless() -> None:
@@ -217,6 +254,12 @@ def test_queue_without_share_in_the_plan_is_skipped(behave: Callable[[str], None
     with pytest.raises(AirflowSkipException, match="gives queue gpu nothing to generate"):
         operator(StageName.GENERATE, machines=(BOX, OTHER)).execute(context(plan=plan))
     assert operator(StageName.TRAIN, machines=(BOX, OTHER)).reason_to_skip(0, context(plan=plan)) is None
+
+
+@pytest.mark.parametrize("stage", [StageName.PROFILE, StageName.TRAIN, StageName.WEIGHT_SYNC])
+def test_rows_of_a_drained_machine_are_skipped(stage: StageName) -> None:
+    machines = (OTHER, BOX)
+    assert operator(stage, machines=machines, drained=("box",)).reason_to_skip(0, context()) == "machine box is drained"
 
 
 @pytest.mark.parametrize("plan", [None, {"artefacts": []}])

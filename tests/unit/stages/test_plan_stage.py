@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plans.cost import CostModel
 from plans.plan import Plan
 from stages import plan as plan_stage
 from stages.errors import ContractError
 from stages.plan_history import committed_plans, plan_of_iteration
+from stages.single_machine_plan import plan_on_machine
 from storage.runs import read_plan
 from tests.helpers.stage_contexts import make_context, make_run
 
@@ -20,8 +23,9 @@ def test_plan_is_decided_once_and_kept(tmp_path: Path) -> None:
     outcomes = [plan_stage.run_stage(context) for context in contexts]
 
     assert [outcome.metrics["plan"] for outcome in outcomes] == [0, 0, 0]
-    assert outcomes[0].metrics["queues"] == {"generate": ["a0"], "infer": ["a0"], "train": ["a0"]}
-    assert read_plan(contexts[0].home, "r", 0)["format"] == "motley.plan/1"
+    assert outcomes[0].metrics["queues"] == plan_stage.queues_of(contexts[0].plan, run.cluster)
+    document = read_plan(contexts[0].home, "r", 0)
+    assert (document["format"], document["method"], document["search"]["seed"]) == ("motley.plan/1", "sha-ea", run.seed)
 
 
 def test_new_placement_gets_a_number_and_earlier_iterations_keep_theirs(
@@ -29,12 +33,13 @@ def test_new_placement_gets_a_number_and_earlier_iterations_keep_theirs(
 ) -> None:
     run = make_run(tmp_path)
     first = make_context(run, tmp_path, "plan", 0).plan
-    replica = first.tasks[next(iter(first.tasks))].replicas[0]
-    assert replica.stages[0].gpus == ("a0/0", "a0/1")
+    exchanged = first.to_json().replace("a0/0", "a0/x").replace("a0/1", "a0/0").replace("a0/x", "a0/1")
+    assert Plan.model_validate_json(exchanged).fingerprint != first.fingerprint
 
     def other_plan(*_: object, **__: object) -> Plan:
-        return Plan.model_validate_json(first.to_json().replace('"single-machine"', '"other"').replace("a0/1", "a0/9"))
+        return Plan.model_validate_json(exchanged)
 
+    monkeypatch.setattr(plan_stage, "is_better", lambda *_: True)
     monkeypatch.setattr(plan_stage, "choose_plan", other_plan)
     monkeypatch.setattr(plan_stage, "is_due", lambda *_: True)
     third = make_context(run, tmp_path, "plan", 3, is_planned=False)
@@ -58,6 +63,7 @@ def plans_of_its_own(first: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         return Plan.model_validate_json(first.to_json().replace("a0/1", f"a0/{9 + next(found)}"))
 
     monkeypatch.setattr(plan_stage, "choose_plan", next_plan)
+    monkeypatch.setattr(plan_stage, "is_better", lambda *_: True)
     monkeypatch.setattr(plan_stage, "is_due", lambda *_: True)
 
 
@@ -118,6 +124,35 @@ def test_equal_placement_keeps_its_number(tmp_path: Path, monkeypatch: pytest.Mo
     entry, is_new = plan_stage.ensure_plan(make_context(run, tmp_path, "plan", 2, is_planned=False))
 
     assert (entry.number, is_new) == (0, False)
+
+
+def test_new_plan_must_promise_the_gain_that_the_job_asks_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    context = make_context(run, tmp_path, "plan", 3)
+    lonely = plan_on_machine(run.cluster, run.job.planner, run.cluster.machines[1], CostModel.calibrated())
+
+    assert plan_stage.is_better(context, lonely, context.plan)
+    assert not plan_stage.is_better(context, context.plan, lonely)
+    assert not plan_stage.is_better(context, context.plan, context.plan)
+
+
+def test_drained_machine_is_left_at_the_next_plan_and_taken_back_later(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    contexts = [make_context(run, tmp_path, "plan", k, is_planned=False) for k in (2, 3, 4)]
+    assert "b0" in str(committed_plans(contexts[0].home, "r")[0].plan.tasks)
+    for context in contexts[:2]:
+        context.run = replace(run, drained=("b0",))
+
+    second, is_new = plan_stage.ensure_plan(contexts[0])
+    third, is_new_again = plan_stage.ensure_plan(contexts[1])
+    fourth, _ = plan_stage.ensure_plan(contexts[2])
+
+    assert (is_new, is_new_again, third.number) == (True, False, second.number)
+    assert {gpu.partition("/")[0] for placed in second.plan.tasks.values() for gpu in placed.gpus} == {"a0"}
+    assert plan_stage.is_usable(contexts[1], second.plan)
+    # Taken back, it is planned with again; whether it gets work depends on the gain.
+    assert plan_stage.is_due(contexts[2], second.plan)
+    assert fourth.number >= second.number
 
 
 def test_stage_without_a_plan_says_so(tmp_path: Path) -> None:

@@ -2,18 +2,23 @@ from __future__ import annotations
 
 import pytest
 
+from plans.cost import CostModel
+from plans.cost.calibration import DEFAULT_COMPUTE, DEFAULT_HBM, Calibration
 from plans.errors import MemoryInfeasibleError, TooFewGpusError
 from plans.spec.cluster import Cluster, LinkRate, Links, Machine, single_machine
-from plans.spec.job import Job
-from plans.spec.load import load_cluster, load_job
-from plans.workflow import RlTask
+from plans.spec.load import load_cluster
+from plans.workflow import RlTask, TaskKind
 from stages.contract import StageName
+from stages.engine_limits import engine_limits
+from stages.measured_rates import calibration_of
 from stages.plan import queues_of
-from stages.planning import choose_plan
+from stages.planning import EVALUATIONS, choose_plan
+from stages.single_machine_plan import plan_on_machine
+from stages.spec.job import TrainingJob, load_training_job
 
 
-def job(shape: str = "qwen3-0.6b", mode: str = "sync", staleness: int = 0) -> Job:
-    return load_job(
+def job(shape: str = "qwen3-0.6b", mode: str = "sync", staleness: int = 0) -> TrainingJob:
+    return load_training_job(
         f"""
 format: motley.job/1
 name: j
@@ -23,6 +28,10 @@ max_staleness: {staleness}
 models: {{actor: {{shape: {shape}}}, reference: {{shape: {shape}}}, reward: {{verifier: math}}}}
 batch: {{prompts: 5, responses_per_prompt: 3}}
 lengths: {{prompt: 8, response: 8}}
+source: {{type: hf, path: some/model}}
+data: {{source: "arithmetic:addition"}}
+rewards: {{terms: [{{name: math}}]}}
+grpo: {{kl: {{weight: 0.01}}}}
 """,
         "job",
     )
@@ -72,15 +81,63 @@ def test_async_mode_keeps_generation_apart() -> None:
         choose_plan(single_machine("cpu", 1), job(mode="async", staleness=1), profiles={}, seed=0)
 
 
-def test_queues_with_work_follow_from_the_plan() -> None:
+def two_machines(gpu: str = "cpu") -> Cluster:
     machines = (
-        Machine(name="weak", region="r", gpu="cpu", count=1, queue="q-weak"),
-        Machine(name="strong", region="r", gpu="cpu", count=4, intra_gb_s=10, queue="q-strong"),
+        Machine(name="weak", region="r", gpu=gpu, count=1, queue="q-weak"),
+        Machine(name="strong", region="r", gpu=gpu, count=1, queue="q-strong"),
     )
     links = Links(same_zone=LinkRate(latency_ms=0, bandwidth_gbps=10))
-    cluster = Cluster(name="c", machines=machines, links=links)
+    return Cluster(name="c", machines=machines, links=links)
 
-    plan = choose_plan(cluster, job(), profiles={}, seed=0)
 
-    stages = (StageName.GENERATE, StageName.INFER, StageName.TRAIN)
-    assert queues_of(plan, cluster) == {stage.value: ["q-strong"] for stage in stages}
+PLANNED = (StageName.PREPARE, StageName.GENERATE, StageName.INFER, StageName.TRAIN, StageName.EVALUATE)
+PROFILES = {
+    name: {"flop_per_s": {"fp32": 4e10 * count, "bf16": 5e10 * count}, "memory_bytes_per_s": 1e10 * count}
+    for name, count in (("weak", 1), ("strong", 1))
+}
+
+
+def test_plan_of_several_machines_is_searched_within_the_limits_of_the_engines() -> None:
+    cluster, chosen = two_machines("A100-80"), job(mode="async", staleness=1)
+
+    plan = choose_plan(cluster, chosen, profiles=PROFILES, seed=3)
+
+    assert plan == choose_plan(cluster, chosen, profiles=PROFILES, seed=3)
+    extra = plan.search.model_extra or {}
+    assert (plan.method, plan.search.seed, plan.search.evaluations) == ("sha-ea", 3, EVALUATIONS)
+    assert (extra["budget"], extra["model"]) == ("1000evals", "calibrated: profiles of weak, strong")
+    assert "actor_training stays on one machine" in extra["limits"]
+    assert engine_limits(chosen).faults(plan, cluster.view) == []
+    queues = queues_of(plan, cluster)  # generation shares no device with training, and each machine has one
+    assert sorted(queues["generate"] + queues["train"]) == ["q-strong", "q-weak"]
+    assert (queues["prepare"], queues["evaluate"]) == (queues["train"], queues["generate"])
+
+
+def test_queues_with_work_follow_from_the_plan() -> None:
+    cluster = two_machines()
+
+    queues = queues_of(plan_on_machine(cluster, job().planner, cluster.machines[1], CostModel.calibrated()), cluster)
+
+    assert queues == {stage.value: ["q-strong"] for stage in PLANNED}
+
+
+def test_drained_machine_gets_nothing_and_the_plan_still_belongs_to_the_whole_cluster() -> None:
+    cluster = two_machines()
+
+    plan = choose_plan(cluster, job(), profiles={}, seed=0, drained=("strong",))
+
+    assert queues_of(plan, cluster)["generate"] == queues_of(plan, cluster)["train"] == ["q-weak"]
+    assert plan.cluster == cluster.fingerprint
+    with pytest.raises(TooFewGpusError, match="every machine is drained"):
+        choose_plan(cluster, job(), profiles={}, seed=0, drained=("strong", "weak"))
+
+
+def test_measured_rates_scale_the_built_in_efficiencies() -> None:
+    cluster = two_machines()
+
+    found = calibration_of(cluster, job().planner, {"strong": PROFILES["strong"]}).of("cpu")
+
+    stated = cluster.gpu_type("cpu")
+    assert found.compute.training == pytest.approx(DEFAULT_COMPUTE[TaskKind.TRAINING] * 5e10 / (stated.tflops * 1e12))
+    assert found.hbm == pytest.approx(DEFAULT_HBM * 1e10 / (stated.hbm_gb_s * 1e9))
+    assert calibration_of(cluster, job().planner, {}) == Calibration()
