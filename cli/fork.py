@@ -28,10 +28,14 @@ from stages.runs import ResolvedRun, create_run, entry_of, load_run
 from stages.spec.job import TrainingJob, training_job_from_document
 from storage.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from storage.layout import check_name
-from storage.policies import fetch_policy, head_version, publish_policy, resolve_policy
+from storage.policies import head_version, publish_policy, resolve_policy
+from storage.policy_fetch import fetch_policy
 from storage.store import Store, open_store
 
 app = typer.Typer()
+
+OWN_FACTS = ("weights_hash", "delta", "files")
+"""Facts of a policy's manifest that its publisher finds anew."""
 
 FIXED_SECTIONS = ("source", "data", "template")
 """Sections that a fork shares with the run that it comes from: they decide what the copied version and its data are."""
@@ -129,10 +133,10 @@ def copy_version(source: Store, parent: str, target: Store, run: ResolvedRun, ve
         _copy_checkpoint(source, target, run, checkpoint, Path(folder) / "trainer")
         for number in dict.fromkeys([0, version]):
             policy = resolve_policy(source, parent, number)
-            local = fetch_policy(source, policy, Path(folder) / f"policy-{number}")
+            local = fetch_policy([source], policy, Path(folder) / f"policy-{number}").local.folder
             publish_policy(
                 target, run.name, number, _files(local), created_by="fork",
-                metadata={name: value for name, value in policy.manifest.metadata.items() if name != "weights_hash"},
+                metadata={n: value for n, value in policy.manifest.metadata.items() if n not in OWN_FACTS},
                 is_head=number == version,
             )  # fmt: skip
 
@@ -150,11 +154,13 @@ def _copy_checkpoint(source: Store, target: Store, run: ResolvedRun, found: Chec
 
 def _without_waiting(found: Checkpoint) -> dict[str, Any]:
     """Return the resume point's facts; rollouts that wait in the buffer are the other run's, a fork withholds them."""
-    buffer = found.manifest.metadata.get("buffer")
+    own = ("config_hash", "dataset_fingerprint", "data_position", "rng_files")
+    facts = {name: value for name, value in found.manifest.metadata.items() if name not in own}
+    buffer = facts.get("buffer")
     if not isinstance(buffer, dict):
-        return {}
+        return facts
     withheld = int(buffer["num_withheld"]) + len(buffer["groups"])
-    return {"buffer": {**buffer, "groups": [], "num_withheld": withheld}}
+    return {**facts, "buffer": {**buffer, "groups": [], "num_withheld": withheld}}
 
 
 def _files(folder: Path) -> dict[str, bytes | Path]:
