@@ -68,10 +68,14 @@ class TaskMemory:
     def model_bytes(self, layers: int, *, is_first: bool, is_last: bool, tp: int, dp: int) -> float:
         """Return M_model of a tasklet: weights, and gradients and optimiser states when training."""
         parameters = self.stage_parameters(layers, is_first=is_first, is_last=is_last) / tp
+        return self.parameter_bytes(dp) * parameters
+
+    def parameter_bytes(self, dp: int) -> float:
+        """Return resident bytes per parameter of a tasklet, with `dp` replicas to share optimiser states."""
         if self.task.kind is not TaskKind.TRAINING:
-            return self.element * parameters
+            return self.element
         shards = dp if self.training.distributed_optimizer else 1
-        return (self._bytes.replicated + self._bytes.states / shards) * parameters
+        return self._bytes.replicated + self._bytes.states / shards
 
     def working_bytes(
         self, layers: int, *, stage: int, num_stages: int, tp: int, micro_batch_size: int, micro_batches: int

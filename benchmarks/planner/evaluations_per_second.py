@@ -2,9 +2,11 @@
 
     python -m benchmarks.planner.evaluations_per_second [--small]
 
-Three loops over the same candidates: `evaluator` prices balanced compact plans that differ in one mutation (what a
-search does most, caches warm for the other tasks), `pricer` balances and prices candidates after one mutation,
-`search` is the whole evolutionary step with mutation and local search. Processor time, one process.
+Four loops: `new` prices plans whose six (four) tasks are all new, `evaluator` balanced compact plans that differ in one
+mutation (what a search does most, caches warm for the other tasks), `pricer` balances and prices candidates after one
+mutation, `search` is the whole evolutionary step with mutation and local search. Processor time, one process. A busy
+machine slows processor time too (shared caches, sibling threads), so `loop_m_per_s` says how many millions of plain
+Python additions a second it did meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from plans.search.balancing import Balancing
 from plans.search.crew import Workshop
 from plans.search.evolution import ArmState, EvolutionSettings
 from plans.search.genome import Genome
+from plans.search.mutations.exchange_machines import exchange_machines
 from plans.search.pricing import Pricer
 from plans.search.problem import Problem
 from plans.search.seeds import draws
@@ -47,7 +50,7 @@ def main() -> None:
     count = 300 if arguments.small else arguments.candidates
     cases = CASES[:3] if arguments.small else CASES
     rows = [_measure(*case, model=model, count=count) for case in cases for model in ("paper", "calibrated")]
-    columns = ("testbed", "size", "algorithm", "mode", "model", "evaluator", "pricer", "search")
+    columns = ("testbed", "size", "algorithm", "mode", "model", "new", "evaluator", "pricer", "search", "loop_m_per_s")
     table = markdown(columns, [[row[column] for column in columns] for row in rows])
     write_result("evaluations_per_second", {"candidates": count}, rows, table, out=arguments.out)
 
@@ -65,6 +68,10 @@ def _measure(testbed: str, size: str, algorithm: str, mode: str, *, model: str, 
     pricer = Pricer(problem.evaluator, Balancing())
     pricer_rate = _rate(lambda: [pricer.price(genome) for genome in candidates], count)
     plans = [plan for plan in (pricer.compact(genome) for genome in candidates) if plan is not None]
+    drawn = [pricer.compact(genome) for genome in _all_new(workshop, states, count)]
+    new = [plan for plan in drawn if plan is not None]
+    cold = Problem(problem.cluster, job, cost_model).evaluator
+    new_rate = _rate(lambda: [cold.evaluate(plan) for plan in new], len(new))
     fresh = Problem(problem.cluster, job, cost_model).evaluator
     evaluator_rate = _rate(lambda: [fresh.evaluate(plan) for plan in plans], len(plans))
     share = count // len(states)
@@ -75,7 +82,9 @@ def _measure(testbed: str, size: str, algorithm: str, mode: str, *, model: str, 
 
     return {
         "testbed": testbed, "size": size, "algorithm": algorithm, "mode": mode, "model": model,
-        "evaluator": evaluator_rate, "pricer": pricer_rate, "search": _rate(evolve, share * len(states)),
+        "new": new_rate, "evaluator": evaluator_rate, "pricer": pricer_rate,
+        "search": _rate(evolve, share * len(states)),
+        "loop_m_per_s": _rate(lambda: sum(i * i for i in range(1_000_000)), 1),
     }  # fmt: skip
 
 
@@ -86,6 +95,23 @@ def _neighbours(workshop: Workshop, states: list[ArmState], count: int) -> list[
     share = -(-count // len(best))
     found = [workshop.evolution.mutate(genome, rng) for genome in best for _ in range(share)]
     return found[:count]
+
+
+def _all_new(workshop: Workshop, states: list[ArmState], count: int) -> list[Genome]:
+    """Return candidates with GPUs exchanged between groups and another layout of every task."""
+    rng, ranker = draws(0, "all new"), workshop.tools.ranker
+    best = [state.best[1] for state in states if state.best is not None]
+    found = []
+    for index in range(count):
+        genome = best[index % len(best)]
+        for _ in range(4):
+            genome = exchange_machines(workshop.tools, genome, rng) or genome
+        layouts = dict(genome.layouts)
+        for task in layouts:
+            guesses = ranker.guesses(task, genome.gpus[genome.group_of(task)])
+            layouts[task] = guesses.build(guesses.random_recipe(rng)) or layouts[task]
+        found.append(Genome(genome.grouping, genome.gpus, layouts))
+    return found
 
 
 def _rate(work: Any, count: int) -> float:  # noqa: ANN401 - a callable

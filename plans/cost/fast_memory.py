@@ -77,12 +77,10 @@ class FastMemory:
         found = self._stages.get(key)
         if found is None:
             model, last = self._models[task], len(layers) - 1
-            found = np.array(
-                [
-                    model.model_bytes(count, is_first=j == 0, is_last=j == last, tp=tp, dp=dp)
-                    for j, count in enumerate(layers)
-                ]
-            )
+            parameters = np.array(layers) * float(model.shape.layer_parameters)
+            for stage in {0, last}:
+                parameters[stage] = model.stage_parameters(layers[stage], is_first=stage == 0, is_last=stage == last)
+            found = model.parameter_bytes(dp) * (parameters / tp)
             self._stages.put(key, found)
         return found
 
@@ -169,14 +167,18 @@ class FastMemory:
         """Return working bytes of the tasklets, to be spread over [dp, pp, tp]."""
         pp, mbs = placement.pp, placement.micro_batch_size
         counts = [min(pp, -(-samples // mbs)) for samples in placement.samples]
-        if task.kind is TaskKind.INFERENCE or min(counts) == max(counts):
+        if task.kind is TaskKind.INFERENCE:
+            return self._stage_working(task, placement, 1)[:, None]
+        if min(counts) == max(counts):
             return self._stage_working(task, placement, counts[0])[:, None]
         return np.array([self._stage_working(task, placement, count) for count in counts])[:, :, None]
 
     def _stage_working(self, task: RlTask, placement: CompactTask, micro_batches: int) -> FloatArray:
         """Return working bytes by stage [pp]; only the first `pp` micro-batches matter."""
         layers, tp, mbs = placement.layers, placement.tp, placement.micro_batch_size
-        key = (task, layers, tp, mbs, micro_batches, "working")
+        # Only training keeps something per layer.
+        shape = layers if task.kind is TaskKind.TRAINING else len(layers)
+        key = (task, shape, tp, mbs, micro_batches, "working")
         found = self._stages.get(key)
         if found is None:
             model, pp = self._models[task], len(layers)

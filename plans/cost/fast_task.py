@@ -193,9 +193,14 @@ class FastTaskPricer:
             sample_s.append(terms.passes * flop / (chip.flop_per_s * tp))
             seconds = terms.tp_count * count * chip.ring_s
             if j < last:
-                seconds += terms.pp_count * self.links.pair_s(chip.places, chips[j + 1].places, num_bytes)
+                seconds += terms.pp_count * self._pair_s(row[j], row[j + 1], chip, chips[j + 1], num_bytes)
             link_s.append(seconds)
         return _Profile(chips, sample_s, link_s, table.micro_batch_size)
+
+    def _pair_s(self, first: Site, second: Site, chip: _Chip, following: _Chip, num_bytes: float) -> float:
+        if isinstance(first, int) and isinstance(second, int):
+            return self.links.edge_s(first, second, num_bytes)
+        return self.links.pair_s(chip.places, following.places, num_bytes)
 
     def _chip(self, table: _Table, site: Site) -> _Chip:
         chip = table.chips.get(site)
