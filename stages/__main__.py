@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.stage == "check":
         from stages.check import check_command
 
-        return check_command(options.job, options.cluster, is_json=options.json)
+        return check_command(options.job, options.cluster, options.cache, is_json=options.json)
     if options.request is None:
         sys.stderr.write(f"stage {options.stage} needs --request FILE with a motley.stage-request/1 document.\n")
         return 2
@@ -108,6 +108,7 @@ def _work(request: StageRequest, timer: PhaseTimer, deadline: Deadline) -> Stage
         context: StageContext = open_context(request, timer, deadline)
         function = stage_function(request.stage)
     try:
+        context.lease.take()
         return function(context)
     finally:
         context.close()
@@ -195,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--request", type=Path, help="file with the motley.stage-request/1 document")
     parser.add_argument("--job", type=Path, help="job file (check)")
     parser.add_argument("--cluster", type=Path, help="cluster file (check)")
+    parser.add_argument("--cache", type=Path, help="folder in which the encoded prompts stay for the run (check)")
     parser.add_argument("--json", action="store_true", help="print one JSON document (check)")
     return parser
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
 from pydantic import JsonValue
 
 from stages.context import StageContext, StageOutcome
 from stages.critic_versions import critic_at_home
+from stages.engines.file_lock import exclusive
 from stages.errors import ContractError
 from stages.policy_files import policy_at_home
 from stages.rollout_shards import region_stores
 from storage.checkpoints import load_checkpoint
 from storage.errors import CorruptObjectError
-from storage.layout import critic_folder, policy_folder, policy_head
+from storage.layout import (
+    checkpoints_folder,
+    critic_folder,
+    critics_folder,
+    iteration_folder,
+    metrics_folder,
+    policies_folder,
+    policy_folder,
+    policy_head,
+)
 from storage.manifest import find_valid
 from storage.policies import advance_head, head_version
-from storage.retention import RetentionRule, apply_retention
+from storage.retention import RetentionRule, apply_retention, collect_orphans
 
 
 def run_stage(context: StageContext) -> StageOutcome:
@@ -43,12 +54,13 @@ def run_stage(context: StageContext) -> StageOutcome:
         with context.phase("commit"):
             advance_head(home, run, version)
         context.log("committed", version=version)
-    with context.phase("retention"):
-        deleted = _retain(context)
+    with context.phase("retention"), _retention_alone(context):
+        deleted, num_orphans = _retain(context)
     metrics: dict[str, JsonValue] = {
         "policy_version": head_version(home, run),
         "weights_hash": policy_at_home(context, version).weights_hash if not is_reused else None,
         "deleted": [*deleted],
+        "num_orphans_deleted": num_orphans,
     }
     return StageOutcome(reused=is_reused, artefacts=(policy_head(run),), metrics=metrics)
 
@@ -76,15 +88,35 @@ def retention_rule(context: StageContext) -> RetentionRule:
     """Return which versions the run keeps."""
     storage = context.job.storage
     return RetentionRule(
-        keep_newest=max(storage.keep_policies, storage.keep_checkpoints),
+        keep_newest=storage.keep_policies,
+        keep_checkpoints=storage.keep_checkpoints,
         keep_every=storage.keep_every or None,
         max_staleness=max(context.job.max_staleness, context.job.generate_ahead),
-        grace_s=context.job.limits.stage_deadline_s,
     )
 
 
-def _retain(context: StageContext) -> list[str]:
+def _retention_alone(context: StageContext) -> AbstractContextManager[None]:
+    """Wait for another attempt at this stage that is still cleaning: two passes would take each other's marks back."""
+    context.state_dir.mkdir(parents=True, exist_ok=True)
+    path = context.state_dir / f"retention-{context.run.name}.lock"
+    return exclusive(path, context.deadline.ends_at, f"retention of run {context.run.name}")
+
+
+def _retain(context: StageContext) -> tuple[list[str], int]:
+    """Free what nothing needs any more: old versions, and what attempts left that died."""
     now = datetime.fromtimestamp(context.clock.now(), UTC)
-    rule = retention_rule(context)
-    reports = [apply_retention(store, context.run.name, rule, now) for store in region_stores(context)]
-    return [folder for report in reports for folder in report.deleted]
+    run, home, k = context.run.name, context.home, context.iteration
+    copies = [store for store in region_stores(context) if store is not home]
+    report = apply_retention(home, run, retention_rule(context), now, copies=copies)
+    is_last = k + 1 == context.run.iterations
+    recent = [iteration_folder(run, i) for i in range(max(0, k - context.job.max_staleness - 1), k + 1)]
+    versions = [policies_folder(run), checkpoints_folder(run), critics_folder(run)]
+    folders = None if is_last else [*versions, metrics_folder(run), *recent]
+    orphans = [
+        key
+        for store in (home, *copies)
+        for key in collect_orphans(store, run, now=now, leases_at=home, folders=folders)
+    ]
+    if orphans:
+        context.log("removed what dead or replaced attempts left", objects=len(orphans), first=orphans[0])
+    return report.deleted, len(orphans)

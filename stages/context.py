@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from pydantic import JsonValue
 
@@ -17,6 +17,7 @@ from plans.spec.cluster import Machine
 from stages.contract import StageRequest
 from stages.engines.file_lock import exclusive
 from stages.errors import ContractError
+from stages.lease import StageLease
 from stages.plan_history import NumberedPlan, numbered_plan
 from stages.runs import ResolvedRun, load_run
 from stages.spec.job import TrainingJob
@@ -28,6 +29,9 @@ if TYPE_CHECKING:  # only stages that use engines pay for the import
     from stages.engine_pool import EnginePool
 
 logger = logging.getLogger("stages")
+
+LEASE_MARGIN_S: Final = 300.0
+"""Seconds that a lease outlasts the deadline of its stage: clocks of machines differ, and a stage takes time to end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,11 +178,28 @@ class StageContext:
 
         return EnginePool(self)
 
+    @cached_property
+    def lease(self) -> StageLease:
+        """What this attempt reads and writes, safe from retention while it works."""
+        request = self.request
+        left_s = self.deadline.ends_at - self.clock.monotonic()
+        return StageLease(
+            self.home,
+            self.run.name,
+            holder=f"{request.stage}-{request.machine}-{request.iteration}",
+            attempt=request.attempt,
+            iteration=request.iteration,
+            folder=self.state_dir / "leases" / self.run.name,
+            ends_at=self.clock.now() + left_s + LEASE_MARGIN_S,
+        )
+
     def close(self) -> None:
-        """Close connections; engines live on."""
+        """Close connections and give the lease back; engines live on."""
         pool = self.__dict__.get("engines")
         if pool is not None:
             pool.close()
+        if "lease" in self.__dict__:
+            self.lease.release()
 
 
 def _cached(store: Store, folder: Path) -> Store:

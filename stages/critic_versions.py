@@ -16,7 +16,7 @@ from stages.engines.canary import CanaryRecord, check_canary
 from stages.engines.client import RemoteEngine
 from stages.errors import ContractError, WeightMismatchError
 from stages.model_children import run_heads
-from stages.policy_files import files_of
+from stages.policy_files import files_of, prune_copies
 from storage.critics import (
     MODEL_FOLDER,
     TRAINER_FOLDER,
@@ -26,6 +26,7 @@ from storage.critics import (
     resolve_critic,
 )
 from storage.errors import CorruptObjectError
+from storage.layout import critic_folder
 from storage.manifest import sha256_of_file
 from storage.policies import head_version
 
@@ -54,11 +55,13 @@ def critic_at_home(context: StageContext, version: int) -> Critic:
 
 
 def critic_directories(context: StageContext, version: int) -> tuple[Path, Path]:
-    """Return local directories of a critic's model and of its resume point.
+    """Return local directories of a critic's model and of its resume point; they stay while the stage works.
 
     Raises:
         CorruptObjectError: a file differs from its manifest.
+        ObjectMissingError: retention has deleted the version, or is about to.
     """
+    context.lease.hold(critics=[version])
     critic = critic_at_home(context, version)
     local = local_critic_folder(context.home, critic)
     folder = local if local is not None and local.is_dir() else _fetched(context, critic)
@@ -118,7 +121,8 @@ def publish_critic_version(
         metadata: JSON-able facts for the manifest.
     """
     work = context.state_dir / "work" / context.run.name / f"critic-{version}-{context.request.attempt}"
-    shutil.rmtree(work, ignore_errors=True)
+    for left in work.parent.glob("critic-*"):  # training is serial: whoever left this is dead
+        shutil.rmtree(left, ignore_errors=True)
     work.mkdir(parents=True)
     model_dir, trainer_dir = work / MODEL_FOLDER, work / TRAINER_FOLDER
     try:
@@ -187,6 +191,7 @@ def _canary(critic: Critic) -> CanaryRecord:
 def _fetched(context: StageContext, critic: Critic) -> Path:
     cache = context.state_dir / "cache" / context.run.name / "critics"
     folder = cache / f"{critic.version}-{critic.manifest.content_digest[:16]}"
+    prune_copies(context, cache, critic_folder)
     with context.phase("fetch_critic"):
         for part in critic.manifest.parts:
             target = folder / part.name

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.checkpoints import Checkpoint
 from storage.errors import CorruptObjectError, ObjectMissingError
+from storage.layout import checkpoint_folder, manifest_key
 from storage.manifest import sha256_of_file
 from storage.policies import LocalPolicy, Policy, resolve_policy
 from storage.policy_fetch import FetchedPolicy, download_part, fetch_policy, local_policy_folder
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 
 def policy_directory(context: StageContext, policy: Policy) -> Path:
-    """Return a local directory with a policy's files, in Hugging Face format."""
+    """Return a local directory with a policy's files, in Hugging Face format; they stay while the stage works.
+
+    Raises:
+        ObjectMissingError: retention has deleted the version, or is about to.
+    """
+    context.lease.hold(policies=[policy.version])
     for store in nearest_stores(context):
         if (local := _in_place(store, policy)) is not None:
             return local
@@ -39,6 +45,7 @@ def fetch_local(
         stores: Where from, nearest first.
         deltas: Folder in which the deltas that were read are left.
     """
+    context.lease.hold(policies=[policy.version])
     folder = _cached_folder(context, policy)
     with context.phase("fetch_policy"):
         bases = _cached_before(context, policy)
@@ -71,11 +78,13 @@ def local_policy(context: StageContext, version: int) -> LocalPolicy | None:
 
 
 def checkpoint_directory(context: StageContext, checkpoint: Checkpoint) -> Path:
-    """Return a local directory with a resume point's files.
+    """Return a local directory with a resume point's files; they stay while the stage works.
 
     Raises:
         CorruptObjectError: a file differs from its manifest.
+        ObjectMissingError: retention has deleted the resume point, or is about to.
     """
+    context.lease.hold(checkpoints=[checkpoint.version])
     manifest = checkpoint.manifest
     base = manifest.key.rpartition("/")[0]
     local = context.home.local_path(f"{base}/{manifest.attempt}")
@@ -83,6 +92,7 @@ def checkpoint_directory(context: StageContext, checkpoint: Checkpoint) -> Path:
         return local
     folder = _cache(context) / "trainer" / f"{checkpoint.version}-{manifest.content_digest[:16]}"
     left_s = context.deadline.remaining_s(f"resume point {checkpoint.version}")
+    prune_copies(context, folder.parent, checkpoint_folder)
     with context.phase("fetch_checkpoint"):
         for part in manifest.parts:
             target = folder / part.name
@@ -138,6 +148,14 @@ def _prune(context: StageContext, newest: int) -> None:
     for version, folder in _cached(context):
         if 0 < version < oldest:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def prune_copies(context: StageContext, copies: Path, folder_of: Callable[[str, int], str]) -> None:
+    """Remove copies of versions that retention has deleted: nobody can hold those any more."""
+    for copy in copies.glob("[0-9]*-*"):
+        version = int(copy.name.partition("-")[0])
+        if not context.home.exists(manifest_key(folder_of(context.run.name, version))):
+            shutil.rmtree(copy, ignore_errors=True)
 
 
 def _cache(context: StageContext) -> Path:

@@ -44,7 +44,8 @@ def publish_version(
         trainer_state: JSON-able state beside the engine's, e.g. of a controller; kept in the resume point's manifest.
     """
     work = context.state_dir / "work" / context.run.name / f"{version}-{context.request.attempt}"
-    shutil.rmtree(work, ignore_errors=True)
+    for left in work.parent.glob("[0-9]*-*"):  # training is serial: whoever left this is dead
+        shutil.rmtree(left, ignore_errors=True)
     work.mkdir(parents=True)
     policy_dir, trainer_dir = work / "policy", work / "trainer"
     try:

@@ -177,9 +177,14 @@ def plan(run: str, number: int) -> str:
     return f"{run_folder(run)}/plans/{_number(number, 'plan number')}.json"
 
 
+def iteration_folder(run: str, iteration: int) -> str:
+    """Folder of an iteration: its record, rollouts and column families."""
+    return f"{run_folder(run)}/iterations/{_number(iteration, 'iteration')}"
+
+
 def iteration_record(run: str, iteration: int) -> str:
     """Key of the record of an iteration."""
-    return f"{run_folder(run)}/iterations/{_number(iteration, 'iteration')}/record.json"
+    return f"{iteration_folder(run, iteration)}/record.json"
 
 
 def iteration_plan(run: str, iteration: int) -> str:
@@ -189,7 +194,7 @@ def iteration_plan(run: str, iteration: int) -> str:
 
 def shard_folder(run: str, iteration: int, family: str, shard: int, split: Split | str = Split.TRAIN) -> str:
     """Folder (artefact) of one shard of the rollouts or of a column family."""
-    base = f"{run_folder(run)}/iterations/{_number(iteration, 'iteration')}"
+    base = iteration_folder(run, iteration)
     part = "eval/" if Split(split) is Split.EVAL else ""
     index = int(_number(shard, "shard"))
     return f"{base}/{part}{check_name(family, 'family')}/shard-{index:05d}"
@@ -225,9 +230,14 @@ def checkpoint_folder(run: str, version: int) -> str:
     return f"{checkpoints_folder(run)}/{_number(version, 'checkpoint version')}"
 
 
+def critics_folder(run: str) -> str:
+    """Folder of all critic versions."""
+    return f"{run_folder(run)}/critics"
+
+
 def critic_folder(run: str, version: int) -> str:
     """Folder (artefact) of one critic version: weights and resume point together (PPO)."""
-    return f"{run_folder(run)}/critics/{_number(version, 'critic version')}"
+    return f"{critics_folder(run)}/{_number(version, 'critic version')}"
 
 
 def leases_folder(run: str) -> str:

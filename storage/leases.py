@@ -1,8 +1,9 @@
-"""Leases: a reader says which versions it is using, so that retention leaves them alone.
+"""Leases: who works on a run says what it reads and under which attempt it writes, so that retention spares that.
 
-One document per holder, written by the holder only. A lease ends by itself, so a dead reader blocks nothing for
+One document per holder, written by the holder only. A lease ends by itself, so a dead holder blocks nothing for
 ever. The order makes races harmless: a reader first publishes its lease and then looks whether the version was
-retired; retention first writes that a version is retired and a grace period later looks for leases.
+retired; retention first writes that a version is retired and then looks for leases. As every read sees the writes
+before it, one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from storage.documents import model_bytes, read_model
 from storage.errors import InvalidInputError, ObjectMissingError
-from storage.layout import checkpoint_folder, lease, leases_folder, policy_folder, retention_ledger
+from storage.layout import checkpoint_folder, critic_folder, lease, leases_folder, policy_folder, retention_ledger
 from storage.manifest import find_valid
 from storage.store import Store
 
@@ -38,6 +39,12 @@ class Lease(BaseModel):
     """Policy versions in use."""
     checkpoint_versions: tuple[int, ...] = ()
     """Resume points in use."""
+    critic_versions: tuple[int, ...] = ()
+    """Critics in use."""
+    iterations: tuple[int, ...] = ()
+    """Iterations whose rollouts and column families are in use."""
+    attempts: tuple[str, ...] = ()
+    """Attempts under which the holder may be writing data objects that no manifest names yet."""
     expires_at: AwareDatetime
     """When the lease ends by itself, UTC."""
 
@@ -50,7 +57,7 @@ class RetentionLedger(BaseModel):
     format: Literal["motley.retention/1"] = "motley.retention/1"
     """Kind and version of this document."""
     retired: dict[str, AwareDatetime] = {}
-    """When an artefact (by its folder) was retired, UTC; readers may not start using it."""
+    """When an artefact (by its folder) was retired, UTC; readers may not start using it. Empty between passes."""
 
 
 def take_lease(
@@ -61,6 +68,9 @@ def take_lease(
     expires_at: datetime,
     policy_versions: Iterable[int] = (),
     checkpoint_versions: Iterable[int] = (),
+    critic_versions: Iterable[int] = (),
+    iterations: Iterable[int] = (),
+    attempts: Iterable[str] = (),
 ) -> Lease:
     """Say what the holder uses, or prolong and change what it said before.
 
@@ -71,6 +81,9 @@ def take_lease(
         expires_at: When the lease ends by itself, UTC.
         policy_versions: All policy versions in use (the former set is replaced).
         checkpoint_versions: All resume points in use.
+        critic_versions: All critics in use.
+        iterations: All iterations whose rollouts are in use.
+        attempts: All attempts under which the holder writes.
 
     Raises:
         ObjectMissingError: A version is not committed, or is about to be deleted; the lease is not held then.
@@ -84,6 +97,9 @@ def take_lease(
         holder=holder,
         policy_versions=tuple(sorted(set(policy_versions))),
         checkpoint_versions=tuple(sorted(set(checkpoint_versions))),
+        critic_versions=tuple(sorted(set(critic_versions))),
+        iterations=tuple(sorted(set(iterations))),
+        attempts=tuple(sorted(set(attempts))),
         expires_at=expires_at,
     )
     key = lease(run, holder)
@@ -127,6 +143,7 @@ def leased_folders(held: Lease) -> list[str]:
     return [
         *(policy_folder(held.run, version) for version in held.policy_versions),
         *(checkpoint_folder(held.run, version) for version in held.checkpoint_versions),
+        *(critic_folder(held.run, version) for version in held.critic_versions),
     ]
 
 

@@ -1,14 +1,17 @@
-"""Retention: which policy versions and resume points go, and how they go without hurting a reader.
+"""Retention: which policy versions and resume points go, at once and without hurting a reader.
 
-Kept are the newest complete versions, every K-th, the head, what the staleness bound may still ask for, and what a
-live lease names. A version is only dropped while a newer complete one exists (C6). Deletion takes two passes: the
-first one retires a version in the ledger, a later one, at least the grace period after, deletes it if still no
-lease names it (see ``storage.leases`` for why that is safe).
+Kept are the newest complete versions, every K-th, what the staleness bound may still ask for, what the evaluation and
+report of an unfinished iteration still read, and what a live lease names. A version is only dropped while a newer
+complete one exists (C6). A pass marks a version as retired, then looks for leases, then deletes it (see
+``storage.leases`` for why that order is safe); a pass that dies is taken up by the next one.
+
+What attempts left that died before their manifest is collected here too (:func:`collect_orphans`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -16,11 +19,16 @@ from storage.checkpoints import read_index, set_index
 from storage.documents import model_bytes
 from storage.errors import CorruptObjectError, InvalidInputError, InvalidNameError, ObjectMissingError
 from storage.layout import (
+    MANIFEST_NAME,
     Kind,
     checkpoint_folder,
+    checkpoints_folder,
     critic_folder,
+    critics_folder,
+    iteration_record,
     manifest_key,
     parse_key,
+    policies_folder,
     policy_folder,
     retention_ledger,
     run_folder,
@@ -30,7 +38,7 @@ from storage.manifest import find_valid, load_manifest
 from storage.policies import head_version
 from storage.policy_copies import bases_needed
 from storage.posix_store import TEMPORARY_PREFIX
-from storage.store import Store
+from storage.store import ObjectInfo, Store
 from storage.superseded import superseded_parts
 
 
@@ -39,38 +47,38 @@ class RetentionRule:
     """What to keep."""
 
     keep_newest: int = 2
-    """Newest complete versions kept (>= 1)."""
+    """Newest complete policy versions kept (>= 1)."""
+    keep_checkpoints: int = 2
+    """Newest complete resume points, and critics, kept up to the head (>= 1); those beyond it are kept too."""
     keep_every: int | None = None
-    """Also keep versions divisible by this (>= 1); ``None`` = no such rule."""
+    """Also keep policy versions divisible by this (>= 1); ``None`` = no such rule."""
     keep_always: tuple[int, ...] = (0,)
-    """Versions never dropped; version 0 is the initial policy, which the reference log-probs are of."""
+    """Policy versions never dropped; 0 is the initial policy, which the reference log-probs are of."""
     max_staleness: int = 0
     """Policy versions that a rollout may lag: versions >= head - max_staleness - 1 are kept (>= 0)."""
-    grace_s: float = 3600.0
-    """Seconds between retiring and deleting; longer than any reader takes from lease to look-up (>= 0)."""
 
     def __post_init__(self) -> None:
         """Refuse a rule that would keep nothing."""
         every = 1 if self.keep_every is None else self.keep_every
-        if self.keep_newest < 1 or every < 1 or self.max_staleness < 0 or self.grace_s < 0:
-            message = f"retention rule {self} is refused: keep_newest, keep_every >= 1; max_staleness, grace_s >= 0"
+        if min(self.keep_newest, self.keep_checkpoints, every) < 1 or self.max_staleness < 0:
+            message = (
+                f"retention rule {self} is refused: keep_newest, keep_checkpoints, keep_every >= 1; max_staleness >= 0"
+            )
             raise InvalidInputError(message)
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """What a pass did; every entry is an artefact folder or an object key."""
+    """What a pass did; every entry is an artefact folder."""
 
-    retired: list[str] = field(default_factory=list)
-    """Newly marked for deletion."""
     deleted: list[str] = field(default_factory=list)
     """Deleted in this pass."""
     spared: list[str] = field(default_factory=list)
-    """Marked before, but leased or needed again: no longer marked."""
+    """Not kept by the rule, but in use by the holder of a lease."""
 
 
 def kept_versions(versions: Collection[int], rule: RetentionRule, *, head: int | None) -> set[int]:
-    """Return which complete versions a rule keeps, leases apart.
+    """Return which complete policy versions a rule keeps, leases and unfinished iterations apart.
 
     Args:
         versions: Complete versions.
@@ -89,83 +97,129 @@ def kept_versions(versions: Collection[int], rule: RetentionRule, *, head: int |
     }
 
 
-def apply_retention(store: Store, run: str, rule: RetentionRule, now: datetime) -> RetentionReport:
-    """Run one pass over policies, resume points and critics.
+def apply_retention(
+    store: Store, run: str, rule: RetentionRule, now: datetime, *, copies: Sequence[Store] = ()
+) -> RetentionReport:
+    """Run one pass over policies, resume points and critics; one pass of a run at a time.
 
     Args:
-        store: Where.
+        store: Store of the home region: it has the head, the leases and the ledger.
         run: Run name.
         rule: What to keep.
         now: Current time, UTC, injected.
+        copies: Stores of other regions, which hold copies of policy versions; what goes at home goes there too.
 
     Raises:
         CorruptObjectError: A lease, the ledger or the head cannot be read; nothing is deleted then.
     """
-    report = RetentionReport()
-    ledger = dict(read_ledger(store, run).retired)
-    protected = _protected(store, run, now)
-    unneeded = _unneeded(store, run, rule)
-    due = now - timedelta(seconds=rule.grace_s)
-    for folder in sorted(ledger):
-        if folder not in unneeded or folder in protected:
-            del ledger[folder]
-            report.spared.append(folder)
-    deletable = [folder for folder in sorted(ledger) if ledger[folder] <= due]
-    for folder in sorted(unneeded - ledger.keys() - protected - set(report.spared)):
-        ledger[folder] = now
-        report.retired.append(folder)
-    _write_ledger(store, run, ledger)
-    for folder in deletable:
-        _delete_artefact(store, run, folder)
-        del ledger[folder]
-        report.deleted.append(folder)
-    _write_ledger(store, run, ledger)
-    return report
+    stores = (*copies, store)
+    unneeded = _unneeded(stores, run, rule)
+    spared = unneeded & _leased(store, run, now)
+    doomed = unneeded - spared
+    _write_ledger(store, run, dict.fromkeys(sorted(doomed), now))
+    late = doomed & _leased(store, run, now)  # a reader that came before it could see the mark
+    for place in stores:
+        for folder in sorted(doomed - late - _bases(place, run, doomed - late)):
+            _delete_artefact(place, run, folder)
+    _write_ledger(store, run, {})
+    return RetentionReport(deleted=sorted(doomed - late), spared=sorted(spared | late))
 
 
-def collect_orphans(store: Store, run: str, *, now: datetime, grace_s: float = 86400.0) -> list[str]:
-    """Delete data objects of attempts that never committed, and abandoned temporary files.
+def collect_orphans(
+    store: Store,
+    run: str,
+    *,
+    now: datetime,
+    leases_at: Store | None = None,
+    folders: Collection[str] | None = None,
+    grace_s: float = 600.0,
+) -> list[str]:
+    """Delete data objects that no manifest names and nobody uses, and abandoned temporary files.
 
-    An object of an attempt that may still commit must not go, so ``grace_s`` must exceed the longest stage. Objects
-    below a manifest that cannot be read stay: ``motley verify`` reports them.
+    Such an object is of an attempt that died, or whose manifest a later one replaced. It stays while a lease names its
+    attempt, or its iteration, and until ``grace_s`` after it was replaced: people read without a lease. Objects below
+    a manifest that cannot be read stay: ``motley verify`` reports them.
 
     Args:
         store: Where.
         run: Run name.
         now: Current time, UTC, injected; compared with the store's clock.
-        grace_s: Least age of what is deleted, seconds.
+        leases_at: Store with the run's leases, the home region's; default ``store``.
+        folders: Folders to look through; default all of the run.
+        grace_s: Least time since an object was written and replaced, seconds.
 
     Returns:
         Keys that were deleted.
     """
     due = now - timedelta(seconds=grace_s)
-    parts_by_folder: dict[str, set[str] | None] = {}
-    superseded = superseded_parts(store, run)
+    found: dict[str, list[ObjectInfo]] = {}
     deleted = []
-    for info in list(store.list(run_folder(run))):
-        if info.modified is None or info.modified > due:
-            continue
-        is_orphan = info.key.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
-        folder = None if is_orphan else artefact_folder(info.key)
-        if folder is not None:
-            if folder not in parts_by_folder:
-                parts_by_folder[folder] = _part_paths(store, folder)
-            paths = parts_by_folder[folder]
-            is_orphan = paths is not None and info.key not in paths and info.key not in superseded
-        if is_orphan and store.delete(info.key):
+    for info in [info for base in folders or [run_folder(run)] for info in store.list(base)]:
+        origin = _origin(info.key)
+        if origin is not None:
+            found.setdefault(origin.folder, []).append(info)
+        elif _is_temporary(info.key) and _is_due(info, (), due) and store.delete(info.key):
             deleted.append(info.key)
+    # Leases before manifests: an attempt that has given its lease back has committed before.
+    leases = live_leases(leases_at or store, run, now)
+    attempts = {attempt for held in leases for attempt in held.attempts}
+    iterations = {iteration for held in leases for iteration in held.iterations}
+    set_aside = superseded_parts(store, run)
+    for folder, infos in found.items():
+        named = None if _iteration_of(folder) in iterations else _part_paths(store, folder)
+        for info in infos if named is not None else ():
+            is_used = info.key in (named or ()) or info.key in set_aside or _attempt_of(info.key) in attempts
+            if not is_used and _is_due(info, infos, due) and store.delete(info.key):
+                deleted.append(info.key)
     return deleted
 
 
-def artefact_folder(key: str) -> str | None:
-    """Return the artefact folder of a data object's key, ``None`` for any other key."""
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a data object, or a temporary file that was to become one, belongs."""
+
+    folder: str
+    attempt: str
+
+
+def _origin(key: str) -> _Origin | None:
+    """Return the artefact and the attempt of a data object, ``None`` for any other key."""
+    final = f"{key.rpartition('/')[0]}/unfinished" if _is_temporary(key) else key
     try:
-        parsed = parse_key(key)
+        parsed = parse_key(final)
     except InvalidNameError:
         return None
     if parsed.attempt is None or parsed.name is None:
         return None
-    return key.removesuffix(f"/{parsed.attempt}/{parsed.name}")
+    return _Origin(final.removesuffix(f"/{parsed.attempt}/{parsed.name}"), parsed.attempt)
+
+
+def _attempt_of(key: str) -> str | None:
+    origin = _origin(key)
+    return None if origin is None else origin.attempt
+
+
+def _is_temporary(key: str) -> bool:
+    return key.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+
+
+def _iteration_of(folder: str) -> int | None:
+    """Return the iteration (or evaluated version) of a shard's folder, ``None`` for other artefacts."""
+    parsed = parse_key(manifest_key(folder))
+    return parsed.number if parsed.kind is Kind.SHARD else None
+
+
+def _is_due(info: ObjectInfo, others: Collection[ObjectInfo], due: datetime) -> bool:
+    """Whether an object is old enough, and so is what replaced it."""
+    if info.modified is None:
+        return False
+    attempt = _attempt_of(info.key)
+    later = [
+        other.modified
+        for other in others
+        if other.modified is not None and other.modified > info.modified and _attempt_of(other.key) != attempt
+    ]
+    return min(later, default=info.modified) <= due
 
 
 def _part_paths(store: Store, folder: str) -> set[str] | None:
@@ -178,43 +232,67 @@ def _part_paths(store: Store, folder: str) -> set[str] | None:
         return None
 
 
-def _protected(store: Store, run: str, now: datetime) -> set[str]:
+def _leased(store: Store, run: str, now: datetime) -> set[str]:
     return {folder for held in live_leases(store, run, now) for folder in leased_folders(held)}
 
 
-def _unneeded(store: Store, run: str, rule: RetentionRule) -> set[str]:
-    """Return the folders of committed versions that the rule does not keep and a newer complete one follows."""
-    head = head_version(store, run)
-    folders = {Kind.POLICY: policy_folder, Kind.CHECKPOINT: checkpoint_folder, Kind.CRITIC: critic_folder}
-    committed: dict[Kind, set[int]] = {kind: set() for kind in folders}
-    for info in store.list(run_folder(run)):
-        try:
-            parsed = parse_key(info.key)
-        except InvalidNameError:
-            continue
-        if parsed.kind in folders and not parsed.is_data and parsed.number is not None:
-            committed[parsed.kind].add(parsed.number)
-    unneeded = set()
-    for kind, folder_of in folders.items():
-        complete = {v for v in committed[kind] if find_valid(store, folder_of(run, v)) is not None}
-        keep = kept_versions(complete, rule, head=head)
-        if kind is Kind.POLICY:
-            keep |= bases_needed(store, run, keep)
-        newest = max(complete, default=-1)
-        unneeded |= {folder_of(run, v) for v in committed[kind] - keep if v < newest}
+def _unneeded(stores: Sequence[Store], run: str, rule: RetentionRule) -> set[str]:
+    """Return the folders of committed versions that nothing but a lease keeps and a newer complete one follows.
+
+    The last store is the home region's: what is complete there decides.
+    """
+    home = stores[-1]
+    head = head_version(home, run)
+    policies = _committed(stores, policies_folder(run))
+    unreported = _unreported(home, run, policies)
+    complete = {v for v in policies if find_valid(home, policy_folder(run, v)) is not None}
+    keep = kept_versions(complete, rule, head=head) | unreported
+    unneeded = {policy_folder(run, v) for v in policies - keep if v < max(complete, default=-1)}
+    resumable = ((checkpoints_folder, checkpoint_folder, set[int]()), (critics_folder, critic_folder, unreported))
+    for base_of, folder_of, keep in resumable:
+        points = _committed([home], base_of(run))
+        complete = {v for v in points if find_valid(home, folder_of(run, v)) is not None}
+        kept = _kept_points(complete, rule.keep_checkpoints, head) | keep
+        unneeded |= {folder_of(run, v) for v in points - kept if v < max(complete, default=-1)}
     return unneeded
 
 
+def _bases(store: Store, run: str, doomed: Collection[str]) -> set[str]:
+    """Return the folders of versions in a store from which its copies of versions that stay are made."""
+    staying = [v for v in _committed([store], policies_folder(run)) if policy_folder(run, v) not in doomed]
+    return {policy_folder(run, v) for v in bases_needed(store, run, staying)}
+
+
+def _kept_points(complete: Collection[int], number: int, head: int | None) -> set[int]:
+    """Return the newest resume points up to the head, and all beyond it: what is not in force may yet be thrown away."""
+    in_force = sorted(v for v in complete if head is None or v <= head)
+    return {*in_force[-number:], *(v for v in complete if head is not None and v > head)}
+
+
+def _committed(stores: Iterable[Store], base: str) -> set[int]:
+    """Return the numbers of the artefacts below a folder that have a manifest in any of the stores."""
+    keys = (info.key for store in stores for info in store.list(base))
+    found = (re.fullmatch(rf"([0-9]+)/{re.escape(MANIFEST_NAME)}", key.removeprefix(f"{base}/")) for key in keys)
+    return {int(match[1]) for match in found if match}
+
+
+def _unreported(store: Store, run: str, versions: Collection[int]) -> set[int]:
+    """Return the versions whose iteration has no record: its evaluation and report still read them."""
+    return {v for v in versions if v > 0 and not store.exists(iteration_record(run, v - 1))}
+
+
 def _delete_artefact(store: Store, run: str, folder: str) -> None:
-    """Delete index entry, then manifest, then data objects, so no reader ever finds a manifest without parts."""
+    """Delete index entry, then manifest, then data objects, so no reader ever finds a manifest without parts.
+
+    Only what the manifest names goes; what other attempts left there is for :func:`collect_orphans`.
+    """
     parsed = parse_key(manifest_key(folder))
     if parsed.kind is Kind.CHECKPOINT and parsed.number is not None:
         set_index(store, run, set(read_index(store, run)) - {parsed.number})
+    paths = _part_paths(store, folder) or set()
     store.delete(manifest_key(folder))
-    kept = superseded_parts(store, run)
-    for info in list(store.list(folder)):
-        if info.key not in kept:
-            store.delete(info.key)
+    for path in sorted(paths - superseded_parts(store, run)):
+        store.delete(path)
 
 
 def _write_ledger(store: Store, run: str, retired: dict[str, datetime]) -> None:

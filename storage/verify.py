@@ -142,15 +142,15 @@ def _check_artefact(
     store: Store, key: str, parsed: ParsedKey, report: VerifyReport, *, is_hash_checked: bool
 ) -> set[str]:
     """Check one manifest and its parts; return the data objects that it names."""
-    report.num_artefacts += 1
     try:
         manifest = load_manifest(store, key.rpartition("/")[0])
+        faults = part_faults(store, manifest, is_hash_checked=is_hash_checked)
     except StorageError as error:
-        report.findings.append(Finding(Severity.ERROR, key, str(error)))
+        if store.exists(key):  # else retention has deleted the artefact meanwhile
+            report.num_artefacts += 1
+            report.findings.append(Finding(Severity.ERROR, key, str(error)))
         return set()
-    report.num_parts += len(manifest.parts)
-    report.size_bytes += manifest.size
-    faults = part_faults(store, manifest, is_hash_checked=is_hash_checked)
+    paths = {part.path for part in manifest.parts}
     if parsed.kind is Kind.SUPERSEDED:
         if manifest.key != f"{layout.run_folder(parsed.run)}/{parsed.name}":
             faults.append(f"it was set aside, but was written as {manifest.key}")
@@ -158,8 +158,13 @@ def _check_artefact(
         faults.append(f"it was written as {manifest.key}")
     if not faults:
         faults += _content_faults(store, parsed, manifest)
+    if faults and not store.exists(key):
+        return paths
+    report.num_artefacts += 1
+    report.num_parts += len(manifest.parts)
+    report.size_bytes += manifest.size
     report.findings += [Finding(Severity.ERROR, key, fault) for fault in faults]
-    return {part.path for part in manifest.parts}
+    return paths
 
 
 def _content_faults(store: Store, parsed: ParsedKey, manifest: Manifest) -> Iterator[str]:
@@ -191,6 +196,9 @@ def _check_document(store: Store, key: str, parsed: ParsedKey, report: VerifyRep
             document = parse_json(store.read_bytes(key), key, store.url)
             if parsed.kind is Kind.PLAN:
                 check_format(document, "motley.plan/1", key, store.url)
+    except ObjectMissingError as error:
+        if parsed.kind is not Kind.LEASE:  # a lease that was given back meanwhile is no fault
+            report.findings.append(Finding(Severity.ERROR, key, str(error)))
     except StorageError as error:
         report.findings.append(Finding(Severity.ERROR, key, str(error)))
 

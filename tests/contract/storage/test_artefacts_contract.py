@@ -94,16 +94,16 @@ def test_whole_run_verifies_and_is_listed(store: Store) -> None:
     assert list_runs(store) == [RUN]
 
 
-def test_retention_deletes_after_the_grace_period_what_no_lease_names(store: Store) -> None:
+def test_retention_deletes_at_once_what_no_lease_names(store: Store) -> None:
     for version in range(6):
         publish_policy(store, RUN, version, policy_files(version), created_by="test")
-    rule = RetentionRule(keep_newest=1, grace_s=60)
+        write_iteration(store, IterationRecord(run=RUN, iteration=version))
+    rule = RetentionRule(keep_newest=1)
     take_lease(store, RUN, "engine-0", expires_at=NOW + timedelta(hours=1), policy_versions=[2])
-    folders = [policy_folder(RUN, version) for version in (1, 3)]
-    assert apply_retention(store, RUN, rule, NOW).retired == folders
-    assert apply_retention(store, RUN, rule, NOW + timedelta(seconds=59)).deleted == []
-    assert apply_retention(store, RUN, rule, NOW + timedelta(seconds=60)).deleted == folders
+    report = apply_retention(store, RUN, rule, NOW)
+    assert report.deleted == [policy_folder(RUN, version) for version in (1, 3)]
+    assert report.spared == [policy_folder(RUN, 2)]
     kept = [version for version in range(6) if find_valid(store, policy_folder(RUN, version))]
     assert kept == [0, 2, 4, 5]
     assert release_lease(store, RUN, "engine-0") is True
-    assert apply_retention(store, RUN, rule, NOW + timedelta(seconds=61)).retired == [policy_folder(RUN, 2)]
+    assert apply_retention(store, RUN, rule, NOW).deleted == [policy_folder(RUN, 2)]

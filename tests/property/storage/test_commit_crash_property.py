@@ -16,6 +16,7 @@ from storage.policies import head_version, publish_policy, resolve_policy
 from storage.retention import RetentionRule, apply_retention, collect_orphans
 from storage.retry import RetryingStore, RetryPolicy
 from storage.rollouts import find_shard, read_rollouts, write_rollouts
+from storage.runs import IterationRecord, write_iteration
 from storage.store import Store, open_store
 from storage.verify import Severity, verify_run
 from tests.helpers.faulty_store import Crash, Fault, FaultyStore
@@ -189,7 +190,8 @@ def test_retention_crashed_at_any_call_never_loses_what_the_rule_keeps(at: int, 
     for version in range(1, 5):
         _checkpoint(version).run(store)
         _policy(version).run(store)
-    rule = RetentionRule(keep_newest=2, grace_s=0)
+        write_iteration(store, IterationRecord(run=RUN, iteration=version - 1))
+    rule = RetentionRule(keep_newest=2)
     faulty = FaultyStore(store, at, fault)
     try:
         for _ in range(passes):
@@ -199,8 +201,7 @@ def test_retention_crashed_at_any_call_never_loses_what_the_rule_keeps(at: int, 
     for version in (3, 4):
         assert _policy(version).read(store) == policy_files(version)
         assert _checkpoint(version).read(store) == ({"index": version}, FILES)
-    for _ in range(3):
-        apply_retention(store, RUN, rule, NOW)
+    apply_retention(store, RUN, rule, NOW)
     collect_orphans(store, RUN, now=NOW.replace(year=2999), grace_s=0)
     report = verify_run(store, RUN)
     assert report.findings == []
