@@ -12,26 +12,6 @@ Overview (each module's docstring says more):
 * `plans.balance` - samples per replica, layers per pipeline stage, length-aware dispatch.
 * `plans.feasibility` - why a job cannot fit, and the cheapest change that would make it fit.
 * `plans.errors` - the error tree, root `PlanningError`.
+
+The package itself exports nothing: who needs the error tree only (the Airflow side) loads no numpy.
 """
-
-from plans.errors import PlanningError
-from plans.plan import Plan, check_plan
-from plans.plan_load import load_plan
-from plans.spec.cluster import Cluster, single_machine
-from plans.spec.job import Job
-from plans.spec.load import load_cluster, load_job
-from plans.workflow import RlTask, workflow_of
-
-__all__ = [
-    "Cluster",
-    "Job",
-    "Plan",
-    "PlanningError",
-    "RlTask",
-    "check_plan",
-    "load_cluster",
-    "load_job",
-    "load_plan",
-    "single_machine",
-    "workflow_of",
-]
