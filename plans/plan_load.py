@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from plans.plan import Plan
-from plans.spec.load import build, parse_document
+from plans.spec.load import build, load_text
 
 
 def load_plan(text: str, source_name: str) -> Plan:
@@ -13,7 +13,7 @@ def load_plan(text: str, source_name: str) -> Plan:
 
     Whether the plan belongs to a cluster and a job is `plans.plan.check_plan`'s question.
     """
-    return plan_from_document(parse_document(text, source_name), source_name)
+    return load_text(text, source_name, plan_from_document)
 
 
 def plan_from_document(document: Mapping[str, object], source_name: str) -> Plan:

@@ -121,7 +121,7 @@ def publish_critic_version(
         metadata: JSON-able facts for the manifest.
     """
     work = context.state_dir / "work" / context.run.name / f"critic-{version}-{context.request.attempt}"
-    for left in work.parent.glob("critic-*"):  # training is serial: whoever left this is dead
+    for left in work.parent.glob("critic-[0-9]*"):  # training is serial: whoever left this is dead
         shutil.rmtree(left, ignore_errors=True)
     work.mkdir(parents=True)
     model_dir, trainer_dir = work / MODEL_FOLDER, work / TRAINER_FOLDER

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from plans.spec.load import build, parse_document
+from plans.spec.load import build, load_text
 from plans.spec.model import SpecModel
 from plans.workflow import TaskKind
 
@@ -83,4 +83,6 @@ class Calibration(SpecModel):
 
 def load_calibration(text: str, source_name: str) -> Calibration:
     """Return the coefficients of a JSON or YAML text; raises SpecError with every fault."""
-    return build(Calibration, parse_document(text, source_name), source_name, lambda _calibration: [])
+    return load_text(
+        text, source_name, lambda document, name: build(Calibration, document, name, lambda _calibration: [])
+    )

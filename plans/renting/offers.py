@@ -11,7 +11,7 @@ from plans.errors import Fault, FaultKind
 from plans.spec.cluster import NAME_PATTERN, Cluster, Links, Machine
 from plans.spec.cluster_rules import cluster_faults
 from plans.spec.gpu_catalog import GPU_CATALOG, GpuType
-from plans.spec.load import build, parse_document
+from plans.spec.load import build, load_text
 from plans.spec.model import SpecModel
 
 
@@ -106,7 +106,7 @@ class OfferList(SpecModel):
 
 def load_offers(text: str, source_name: str) -> OfferList:
     """Return the price list of a YAML or JSON text; raises SpecError with every fault."""
-    return build(OfferList, parse_document(text, source_name), source_name, offer_faults)
+    return load_text(text, source_name, lambda document, name: build(OfferList, document, name, offer_faults))
 
 
 def offer_faults(offers: OfferList) -> list[Fault]:

@@ -1,25 +1,24 @@
 """The one loader: JSON or YAML text -> cluster or job (plan: `plans.plan_load`), all faults reported at once.
 
-Text in, value out: reading files is the caller's work. This is the only module that handles raw mappings. Doubled
-keys, non-finite numbers, values of a type that JSON does not have, unknown keys and unknown formats are refused.
+Text in, value out: reading files is the caller's work. Only this module and `plans.spec.document` handle raw mappings.
+Unknown keys and unknown formats are refused.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar, cast
 
-import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from plans.errors import Fault, FaultKind, SpecError
 from plans.spec.cluster import Cluster
 from plans.spec.cluster_rules import cluster_faults
+from plans.spec.document import parse_document, show
 from plans.spec.job import EXECUTION_SECTIONS, Job, job_faults
 from plans.spec.model import SpecModel
 
@@ -60,12 +59,34 @@ def load_cluster(text: str, source_name: str) -> Cluster:
     Raises:
         SpecError: with every fault of the document.
     """
-    return cluster_from_document(parse_document(text, source_name), source_name)
+    return load_text(text, source_name, cluster_from_document)
 
 
 def load_job(text: str, source_name: str) -> Job:
     """Return the planner's part of a job document; raises SpecError with every fault of the document."""
-    return job_from_document(parse_document(text, source_name), source_name)
+    return load_text(text, source_name, job_from_document)
+
+
+def load_text(text: str, source_name: str, from_document: Callable[[Mapping[str, object], str], ModelT]) -> ModelT:
+    """Return what a text describes; values that JSON does not have are reported together with all other faults.
+
+    Args:
+        text: JSON or YAML.
+        source_name: The name that messages use.
+        from_document: Makes the value of a parsed document.
+
+    Raises:
+        SpecError: with every fault.
+    """
+    document, faults = parse_document(text, source_name)
+    if not faults:
+        return from_document(document, source_name)
+    fields = {fault.field for fault in faults}
+    try:
+        from_document(document, source_name)
+    except SpecError as error:
+        faults.extend(fault for fault in error.faults if fault.field not in fields)
+    raise SpecError(source_name, faults)
 
 
 def cluster_from_document(document: Mapping[str, object], source_name: str) -> Cluster:
@@ -81,48 +102,6 @@ def job_from_document(document: Mapping[str, object], source_name: str) -> Job:
     if "execution" in planner:  # the name of our own container, not a section of the file
         raise SpecError(source_name, [_unknown_key("execution")])
     return build(Job, planner | ({"execution": sections} if sections else {}), source_name, job_faults)
-
-
-def parse_document(text: str, source_name: str) -> dict[str, object]:
-    """Return the mapping of a JSON or YAML text, made of JSON types only and with finite numbers only.
-
-    Raises:
-        SpecError: not readable, not a mapping, doubled keys, or values that JSON does not have.
-    """
-    try:
-        raw = _parse_json(text) if text.lstrip().startswith("{") else _parse_yaml(text)
-    except (ValueError, yaml.YAMLError) as error:
-        detail = " ".join(str(error).split())
-        raise SpecError(
-            source_name,
-            [
-                Fault(
-                    field="",
-                    found=f"unreadable ({detail})",
-                    rule="it is one JSON or YAML document",
-                    remedy="correct the syntax",
-                    kind=FaultKind.SYNTAX,
-                )
-            ],
-        ) from error
-    if not isinstance(raw, dict):
-        raise SpecError(
-            source_name,
-            [
-                Fault(
-                    field="",
-                    found=_show(raw),
-                    rule="it is a mapping of fields",
-                    remedy="write `field: value` entries",
-                    kind=FaultKind.WRONG_TYPE,
-                )
-            ],
-        )
-    faults: list[Fault] = []
-    _collect_value_faults(raw, "", faults)
-    if faults:
-        raise SpecError(source_name, faults)
-    return cast("dict[str, object]", raw)
 
 
 def build(
@@ -172,7 +151,7 @@ def _validate(model: type[ModelT], document: Mapping[str, object]) -> tuple[Mode
 def _fault_of(detail: ErrorDetails) -> Fault:
     kind = _KINDS.get(detail["type"], FaultKind.WRONG_TYPE)
     location = _clean(detail["loc"])
-    found = "missing" if kind is FaultKind.MISSING else _show(detail["input"])
+    found = "missing" if kind is FaultKind.MISSING else show(detail["input"])
     rule = detail["msg"][:1].lower() + detail["msg"][1:]
     rule = rule.removeprefix("value error, ").replace("input should", "it should")
     rule = rule.replace("field required", "it is required")
@@ -204,11 +183,6 @@ def _path(location: Location) -> str:
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
     return text.removesuffix(".[key]")
-
-
-def _show(value: object) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _unknown_key(name: str) -> Fault:
@@ -295,76 +269,3 @@ def _raw_region_pairs(document: Mapping[str, object]) -> list[frozenset[str]]:
     links = _child(_child(document, "links"), "regions")
     pairs = [_child(link, "between") for link in links] if isinstance(links, list) else []
     return [frozenset(map(str, pair)) for pair in pairs if isinstance(pair, list)]
-
-
-def _collect_value_faults(value: object, path: str, faults: list[Fault]) -> None:
-    if isinstance(value, dict):
-        for key, child in value.items():
-            if not isinstance(key, str):
-                faults.append(
-                    Fault(
-                        field=path,
-                        found=f"the key {key!r}",
-                        rule="keys are text",
-                        remedy="put the key in quotes",
-                        kind=FaultKind.WRONG_TYPE,
-                    )
-                )
-            _collect_value_faults(child, f"{path}.{key}" if path else str(key), faults)
-    elif isinstance(value, list):
-        for index, child in enumerate(value):
-            _collect_value_faults(child, f"{path}[{index}]", faults)
-    elif isinstance(value, float) and not math.isfinite(value):
-        faults.append(
-            Fault(
-                field=path,
-                found=str(value),
-                rule="numbers are finite",
-                remedy="write a finite number",
-                kind=FaultKind.OUT_OF_RANGE,
-            )
-        )
-    elif value is not None and not isinstance(value, str | int | float | bool):
-        faults.append(
-            Fault(
-                field=path,
-                found=f"{value} ({type(value).__name__})",
-                rule="values are JSON types",
-                remedy="put the value in quotes",
-                kind=FaultKind.WRONG_TYPE,
-            )
-        )
-
-
-def _parse_json(text: str) -> object:
-    return json.loads(text, object_pairs_hook=_unique_pairs)
-
-
-def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    result: dict[str, object] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"the key {key!r} is given twice")
-        result[key] = value
-    return result
-
-
-class _StrictYamlLoader(yaml.SafeLoader):
-    """Safe YAML that refuses doubled keys and reads `1e9` as a number, as YAML 1.2 does."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        """Return the mapping of a node after checking that no key is given twice."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep=deep)
-
-
-_StrictYamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def _parse_yaml(text: str) -> object:
-    return yaml.load(text, Loader=_StrictYamlLoader)

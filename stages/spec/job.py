@@ -14,8 +14,9 @@ from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from plans.errors import SpecError
+from plans.spec.document import parse_document
 from plans.spec.job import EXECUTION_SECTIONS, Job, ModelSpec
-from plans.spec.load import job_from_document, parse_document
+from plans.spec.load import job_from_document
 from plans.spec.model import fingerprint
 from stages.data.spec import DataSpec, TemplateSpec
 from stages.errors import SpecFaultsError
@@ -181,10 +182,19 @@ def load_training_job(text: str, source_name: str) -> TrainingJob:
         SpecFaultsError: with every fault of the document.
     """
     try:
-        document = parse_document(text, source_name)
+        document, faults = parse_document(text, source_name)
     except SpecError as error:
         raise SpecFaultsError(source_name, [fault.sentence() for fault in error.faults]) from error
-    return training_job_from_document(document, source_name)
+    try:
+        job = training_job_from_document(document, source_name)
+    except SpecFaultsError as error:
+        # Null stands where a value was that JSON does not have; what is said of it there is said already.
+        known = tuple(f"{fault.field} is " for fault in faults)
+        others = [sentence for sentence in error.faults if not sentence.startswith(known)]
+        raise SpecFaultsError(source_name, [*(fault.sentence() for fault in faults), *others]) from error
+    if faults:
+        raise SpecFaultsError(source_name, [fault.sentence() for fault in faults])
+    return job
 
 
 def training_job_from_document(document: Mapping[str, object], source_name: str) -> TrainingJob:

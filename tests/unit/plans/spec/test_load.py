@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -169,6 +170,8 @@ def test_every_execution_section_is_accepted_unread(section: str) -> None:
         (JOB.replace("lengths: {prompt: 1024", "lengths: {prompt_mean: 2000, prompt: 1024"),
          [("lengths.prompt_mean", FaultKind.CONFLICT)]),
         (JOB.replace("precision: bf16-mixed", "precision: fp8"), [("training.precision", FaultKind.OUT_OF_RANGE)]),
+        (JOB.replace("prompts: 384", "prompts: .nan").replace("algorithm: ppo", "algorithm: dpo"),
+         [("batch.prompts", FaultKind.OUT_OF_RANGE), ("algorithm", FaultKind.OUT_OF_RANGE)]),
     ],
 )  # fmt: skip
 def test_bad_jobs_are_refused_with_their_faults(text: str, faults: list[tuple[str, FaultKind]]) -> None:
@@ -178,3 +181,23 @@ def test_bad_jobs_are_refused_with_their_faults(text: str, faults: list[tuple[st
 def test_verifier_reward_of_any_name_is_accepted() -> None:
     job = load_job(JOB.replace("reward: {shape: qwen3-8b}", "reward: {verifier: any-name}"), "j.yaml")
     assert job.models.reward.model_dump() == {"verifier": "any-name"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: &a [*a]",
+        "name: &a {b: *a}",
+        "name: " + "[" * 60 + "]" * 60,
+        '{"name": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        "name: " + "[" * 5_000 + "]" * 5_000,
+        "a: &a [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]\n"
+        + "".join(f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in pairwise("abcdefghij")),
+    ],
+    ids=["list in itself", "mapping in itself", "deep", "very deep JSON", "very deep YAML", "aliases that explode"],
+)
+def test_document_that_never_ends_is_refused_as_unreadable(text: str) -> None:
+    for load in (load_job, load_cluster):
+        with pytest.raises(SpecError, match="the document is unreadable") as caught:
+            load(text, "file.yaml")
+        assert [fault.kind for fault in caught.value.faults] == [FaultKind.SYNTAX]

@@ -50,6 +50,23 @@ def test_null_that_differs_from_the_default_survives_the_document() -> None:
     assert training_job_from_document(json.loads(json.dumps(job.to_document())), "run.json") == job
 
 
+def test_value_that_json_does_not_have_hides_no_other_fault() -> None:
+    text = addition(
+        ("learning_rate: 3.0e-4", "learning_rate: .nan"),
+        ("seed: 0", "seed: -1"),
+        ("prompts: 64, responses_per_prompt: 8", "prompts: .inf, responses_per_prompt: 8"),
+        ("evaluation: {every: 10,", "evaluation: {evry: 10,"),
+    )
+    assert sorted(faults_of(text)) == sorted(
+        [
+            "optimizer.learning_rate is nan, but numbers are finite; write a finite number.",
+            "batch.prompts is inf, but numbers are finite; write a finite number.",
+            "seed is -1, but input should be greater than or equal to 0; write an allowed value.",
+            "evaluation.evry is given, but this format has no such field; remove or correct the field's name.",
+        ]
+    )
+
+
 def test_faults_of_both_parts_and_across_sections_are_reported_together() -> None:
     text = addition(
         ("prompts: 64, responses_per_prompt: 8", "prompts: 63, responses_per_prompt: 1"),
