@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cli.errors import InputError
+from cli.pictures.canvas import new_figure
 from plans.simulate import SimulationResult
 from plans.spec.cluster import Cluster
 
@@ -28,18 +28,11 @@ def draw_gantt(result: SimulationResult, cluster: Cluster, file: Path) -> None:
     Raises:
         InputError: matplotlib is not installed, or the suffix is none of these.
     """
-    if file.suffix not in {".svg", ".png", ".pdf"}:
-        raise InputError(f"{file} is no picture name: use the suffix .svg, .png or .pdf.")
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise InputError("A picture needs matplotlib, which is not installed; install motley[planner].") from error
-    mpl.rcParams["svg.hashsalt"] = "motley"
     gpus = _drawn_gpus(result, cluster)
     row_of = {gpu: row for row, gpu in enumerate(gpus)}
-    figure = Figure(figsize=(11, 1.6 + 0.16 * len(gpus)), layout="constrained")
+    figure = new_figure(file, (11, 1.6 + 0.16 * len(gpus)))
+    from matplotlib.patches import Patch
+
     axes = figure.subplots()
     for activity, colour in COLOURS.items():
         for interval in (i for i in result.intervals if i.activity == activity and i.gpu in row_of):

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.errors import InputError
+from cli.pictures.canvas import new_figure
 from cli.pictures.gantt import COLOURS
 from plans.plan import Plan
 from plans.spec.cluster import Cluster, ClusterView
@@ -30,17 +30,10 @@ def draw_topology(cluster: Cluster, plan: Plan, file: Path) -> None:
     Raises:
         InputError: matplotlib is not installed, or the suffix is none of these.
     """
-    if file.suffix not in {".svg", ".png", ".pdf"}:
-        raise InputError(f"{file} is no picture name: use the suffix .svg, .png or .pdf.")
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise InputError("A picture needs matplotlib, which is not installed; install motley[planner].") from error
-    mpl.rcParams["svg.hashsalt"] = "motley"
     places = _region_places(cluster)
-    figure = Figure(figsize=(13, 10), layout="constrained")
+    figure = new_figure(file, (13, 10))
+    from matplotlib.patches import Patch
+
     axes = figure.subplots()
     _draw_links(axes, cluster, plan, places)
     for region, (x, y) in places.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stages.data.rows import PromptRow
-from stages.rewards.extraction import AnswerPattern, GoldFormat, gold_answer, last_match
+from stages.rewards.extraction import AnswerPattern, GoldFormat, answer_in
 from stages.rewards.protocol import RewardOptions, ScoringItem, Verdict
 
 
@@ -32,8 +32,7 @@ class ExactAnswer:
 
     def verify(self, item: ScoringItem) -> Verdict:
         """1 or 0; None when the pattern finds no answer."""
-        pattern = self._options.pattern
-        answer = item.text.strip() if pattern is None else last_match(pattern, item.text)
+        answer = answer_in(item.text, self._options.pattern)
         if answer is None:
             return Verdict(value=None)
         gold = self._gold(item.row)
@@ -56,7 +55,7 @@ class ExactAnswer:
         return None if gold is None else self._options.gold_format.replace("{answer}", gold)
 
     def _gold(self, row: PromptRow) -> str | None:
-        return None if row.answer is None else gold_answer(row.answer, self._options.gold_pattern)
+        return None if row.answer is None else answer_in(row.answer, self._options.gold_pattern)
 
     def _folded(self, text: str) -> str:
         return text.casefold() if self._options.ignore_case else text

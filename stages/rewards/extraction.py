@@ -47,6 +47,9 @@ def last_match(pattern: str, text: str) -> str | None:
     return None if found is None else found.strip()
 
 
-def gold_answer(answer: str, gold_pattern: str | None) -> str | None:
-    """The gold answer inside the answer column, e.g. behind `####` in GSM8K; None = the pattern doesn't match."""
-    return answer.strip() if gold_pattern is None else last_match(gold_pattern, answer)
+def answer_in(text: str, pattern: str | None) -> str | None:
+    """The answer inside a completion or a gold column, e.g. behind `####` in GSM8K; None = the pattern doesn't match.
+
+    Without a pattern the whole text is the answer, but for surrounding blanks.
+    """
+    return text.strip() if pattern is None else last_match(pattern, text)

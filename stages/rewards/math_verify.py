@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from stages.data.rows import PromptRow
-from stages.rewards.extraction import AnswerPattern, gold_answer
+from stages.rewards.extraction import AnswerPattern, answer_in
 from stages.rewards.protocol import RewardOptions, ScoringItem, Verdict
 
 
@@ -71,7 +71,7 @@ class MathVerify:
         return None if gold is None else f"\\boxed{{{gold}}}"
 
     def _gold_text(self, row: PromptRow) -> str | None:
-        return None if row.answer is None else gold_answer(row.answer, self._options.gold_pattern)
+        return None if row.answer is None else answer_in(row.answer, self._options.gold_pattern)
 
     def _parsed_gold(self, row: PromptRow) -> list[Any]:
         gold = self._gold_text(row)

@@ -6,7 +6,7 @@ from typing import Any
 
 from stages.data.reasoning_gym_source import GYM_METADATA_KEY, task_entry
 from stages.data.rows import PromptRow
-from stages.rewards.extraction import AnswerPattern, GoldFormat, last_match
+from stages.rewards.extraction import AnswerPattern, GoldFormat, answer_in
 from stages.rewards.protocol import RewardOptions, ScoringItem, Verdict
 
 
@@ -29,8 +29,7 @@ class ReasoningGym:
 
     def verify(self, item: ScoringItem) -> Verdict:
         """The task's score, in [0, 1]; None when the pattern finds no answer."""
-        pattern = self._options.pattern
-        answer = item.text.strip() if pattern is None else last_match(pattern, item.text)
+        answer = answer_in(item.text, self._options.pattern)
         if answer is None:
             return Verdict(value=None)
         dataset, entry = self._task_entry(item.row)

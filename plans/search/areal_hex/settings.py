@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -74,14 +74,4 @@ class ArealHexSettings:
     @classmethod
     def runnable_printed(cls) -> ArealHexSettings:
         """Return the paper's text with only what it needs to run at all: repairs 2 and 3."""
-        return cls(
-            knapsack_counts=False,
-            whole_rollouts=False,
-            keep_best=False,
-            swap_search=False,
-            sync_place=SyncPlace.IN_ROLLOUT,
-            tail_aware=False,
-            mean_bandwidth=False,
-            fanout_aware=False,
-            splits_per_round=1,
-        )
+        return replace(cls.printed(), share_band=True, infinite_empty_side=True)
