@@ -6,6 +6,7 @@ their heavy libraries inside their commands.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from typing import Final
@@ -42,6 +43,17 @@ USAGE_ERRORS: Final[tuple[type[Exception], ...]] = tuple(
 """What a wrong command line raises."""
 
 
+_REMEDIES: Final = {
+    errno.ENOSPC: "free some space, or set MOTLEY_HOME to another disk",
+    errno.EDQUOT: "your quota is used up; free some space, or set MOTLEY_HOME to another disk",
+    errno.EFBIG: "files may not grow that large here; raise the limit (ulimit -f)",
+    errno.EACCES: "set MOTLEY_HOME to a directory that you may write, or ask its owner",
+    errno.EPERM: "set MOTLEY_HOME to a directory that you may write, or ask its owner",
+    errno.EROFS: "set MOTLEY_HOME to a directory that can be written",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+}
+
+
 def build_app() -> typer.Typer:
     """Return the whole command line."""
     whole = typer.Typer(
@@ -74,6 +86,13 @@ def usage_sentence(error: BaseException) -> str:
     return f"{text.rstrip('.')}; see `{command} --help`."
 
 
+def system_sentence(error: OSError) -> str:
+    """Return an error of the operating system as a sentence: what, where, what to do."""
+    remedy = _REMEDIES.get(error.errno or 0, "mend that and try again")
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error} (errno {error.errno}); {remedy}."
+
+
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     command = typer.main.get_command(build_app())
@@ -85,6 +104,9 @@ def main() -> None:
     except USAGE_ERRORS as error:
         sys.stderr.write(f"{usage_sentence(error)}\n")
         code = InputError.exit_code
+    except OSError as error:  # what no command foresaw: a full disk, a file of another user
+        sys.stderr.write(f"{system_sentence(error)}\n")
+        code = CommandError.exit_code
     except (typer.Abort, KeyboardInterrupt):
         sys.stderr.write("Interrupted; what was started goes on, see `motley status`.\n")
         code = 130

@@ -40,11 +40,9 @@ def _load_huggingface(source: HuggingFaceSource) -> Any:  # noqa: ANN401 - see a
 
 
 def _load_gguf(source: GgufSource) -> Any:  # noqa: ANN401 - see above
-    import gguf
-
-    from stages.models.gguf_source import find_gguf
+    from stages.models.gguf_source import find_gguf, open_gguf
     from stages.models.gguf_tokenizer import make_gguf_tokenizer
 
     path = find_gguf(source)
-    fields = {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
+    fields = {name: field.contents() for name, field in open_gguf(path).fields.items()}
     return make_gguf_tokenizer(fields, str(path))

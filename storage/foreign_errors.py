@@ -73,6 +73,8 @@ def translate(error: BaseException, url: str, key: str, action: str) -> StorageE
     where = f"cannot {action} {url}/{key}"
     code = _service_code(error)
     kind, advice = _classify(error, code)
+    if kind is ObjectMissingError and action == "write":
+        kind, advice = StoreAccessError, "its folder can't be made there; choose another storage root"
     shown = f"{type(error).__name__}{f' {code}' if code else ''}: {error}"
     return kind(f"{where}: {advice} [{shown}]", key=key)
 

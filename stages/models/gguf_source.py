@@ -56,6 +56,18 @@ _TENSORS: Final[Mapping[str, str]] = {
 """Hugging Face module by GGUF name (inside a layer, or of the whole model)."""
 
 
+def open_gguf(path: Path) -> gguf.GGUFReader:
+    """Return a reader of a GGUF file.
+
+    Raises:
+        DataError: It is none, or it is cut off.
+    """
+    try:
+        return gguf.GGUFReader(path)
+    except (ValueError, IndexError, OSError) as error:
+        raise DataError(f"{path} is no whole GGUF file ({error}); fetch it again", path=str(path)) from error
+
+
 def write_gguf_model(source: GgufSource, request: MaterialiseRequest, directory: Path) -> dict[str, Any]:
     """Write config, fp32 weights (exactly what the quantised file says) and tokenizer.
 
@@ -67,7 +79,7 @@ def write_gguf_model(source: GgufSource, request: MaterialiseRequest, directory:
     """
     del request  # the model has its own shape; the caller compares
     path = find_gguf(source)
-    reader = gguf.GGUFReader(path)
+    reader = open_gguf(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     name = str(fields.get("general.architecture"))
     if name not in _FAMILIES:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.app import exit_code_of
+from cli.app import exit_code_of, main
 from cli.errors import DeploymentError, InputError
 from plans.errors import SpecError, TooFewGpusError
 from stages.errors import EngineError, SpecFaultsError
@@ -112,3 +113,41 @@ def test_wrong_number_is_bad_input(tmp_path: Path) -> None:
     done = motley(tmp_path, "up", "--port", "0")
     assert done.returncode == 2
     assert done.stderr.startswith("Invalid value for '--port': ")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "No space left on device (errno 28); free some space, or set MOTLEY_HOME to another disk."),
+        (errno.EACCES, "Permission denied (errno 13); set MOTLEY_HOME to a directory that you may write"),
+        (errno.EROFS, "set MOTLEY_HOME to a directory that can be written."),
+        (errno.EIO, "mend that and try again."),
+    ],
+)
+def test_error_of_the_system_that_no_command_foresaw_is_a_sentence(
+    number: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), "/home/x/runs/.demo.json")
+
+    monkeypatch.setattr("cli.deployment.read_record", fail)
+    monkeypatch.setattr(sys, "argv", ["motley", "status", "--home", "/home/x"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (1, "")
+    assert printed.err.startswith("/home/x/runs/.demo.json: ")
+    assert words in printed.err
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize("command", [["run"], ["up"]])
+def test_home_that_is_no_directory_is_a_sentence(tmp_path: Path, command: list[str]) -> None:
+    """Also for root, whom permissions don't stop."""
+    (tmp_path / "file").touch()
+    files = [str(REPOSITORY / "examples" / "quickstart" / name) for name in ("job.yaml", "cluster.yaml")]
+    options = ["--job", files[0], "--cluster", files[1]] if command == ["run"] else []
+    done = motley(tmp_path / "file" / "home", *command, *options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "set MOTLEY_HOME to a directory that you may write" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import inspect
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +23,7 @@ from storage.errors import (
     TransientStorageError,
 )
 from storage.foreign_errors import translate, translated
+from storage.store import open_store
 
 
 class ServiceError(Exception):
@@ -111,3 +115,42 @@ def test_storage_error_and_crash_pass_through_unchanged() -> None:
     assert caught.value is original
     with pytest.raises(KeyboardInterrupt), translated("s3://b", "k", "read"):
         raise KeyboardInterrupt
+
+
+_FULL_DISK = """
+import resource, sys
+from storage.errors import StoreFullError
+from storage.policies import head_version, publish_policy, resolve_policy
+from storage.store import open_store
+from tests.helpers.storage_builders import RUN, policy_files, safetensors_bytes
+
+store = open_store(sys.argv[1])
+publish_policy(store, RUN, 0, policy_files(0), created_by="test")
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+try:
+    files = {**policy_files(1), "model.safetensors": safetensors_bytes({"w": [1] * 20_000})}
+    publish_policy(store, RUN, 1, files, created_by="test")
+except StoreFullError as error:
+    print(error)
+print(head_version(store, RUN), resolve_policy(store, RUN).version)
+print([info.key for info in store.list(RUN) if ".tmp-" in info.key])
+"""
+
+
+def test_full_disk_is_named_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """The file-size limit of the process stands for a full disk: the kernel refuses a write in the middle of a file."""
+    done = subprocess.run([sys.executable, "-c", _FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
+    message, versions, left = done.stdout.splitlines()
+    assert "no space left; free some or choose another storage root" in message
+    assert f"file://{tmp_path}/run-1/policies/1/" in message
+    assert (versions, left) == ("0 0", "[]")
+
+
+@pytest.mark.parametrize("place", ["file/store", "file"])
+def test_root_that_can_be_no_folder_is_named_as_such(tmp_path: Path, place: str) -> None:
+    """Writing to what can't be a folder is no missing object: an operator must choose another root."""
+    (tmp_path / "file").touch()
+    store = open_store(str(tmp_path / place))
+    with pytest.raises(StoreAccessError, match="its folder can't be made there; choose another storage root"):
+        store.publish("run/run.json", b"{}")
+    assert (store.exists("run/run.json"), list(store.list("run"))) == (False, [])

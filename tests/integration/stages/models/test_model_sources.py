@@ -250,3 +250,11 @@ def test_child_process_leaves_its_failure(tmp_path):
     failure = json.loads((tmp_path / "job/failure.json").read_text())
     assert failure["type"] == "DataError"
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["failure.json", "spec.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a gguf file", b"GGUF\x03\x00\x00\x00" + b"\x00" * 4])
+def test_file_that_is_no_whole_gguf_is_refused_with_its_name(tmp_path, content):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"model\.gguf is no whole GGUF file .*; fetch it again"):
+        materialise(GgufSource(type="gguf", path=str(path)), MaterialiseRequest(shape=TINY), tmp_path / "out")
