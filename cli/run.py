@@ -10,7 +10,7 @@ import typer
 
 from cli.deployment import HomeOption, JsonOption, home_of
 from cli.deployment_api import AirflowApi
-from cli.deployment_checks import engines_python
+from cli.deployment_checks import check_home, engines_python
 from cli.deployment_record import read_record
 from cli.deployment_start import bring_up
 from cli.documents import ClusterOption, JobOption, read_text
@@ -22,6 +22,7 @@ from cli.run_lookup import open_entry_store
 from cli.run_outcome import outcome_of, outcome_text
 from cli.run_register import check_served, default_name, preflight, register, wait_for_dag
 from stages.home import dag_id_of
+from stages.prompts import prompt_cache
 from stages.runs import ResolvedRun, create_run, entry_of, resolve_run
 
 app = typer.Typer()
@@ -52,6 +53,8 @@ def run(
         str(place.store_dir),
         job_source=str(job),
         cluster_source=str(cluster),
+        job_folder=job.absolute().parent,
+        cluster_folder=cluster.absolute().parent,
     )
     if name is None:
         resolved = _renamed(resolved, default_name(resolved.job.name, datetime.now().astimezone()))
@@ -61,10 +64,11 @@ def run(
             f"There is a run {entry.run!r} in {place.path} already; give another --name, or continue it with "
             f"`motley resume {entry.run}`."
         )
+    check_home(place)
     output.progress("checking model, data and rewards")
     record = read_record(place.deployment_file)
     python = engines_python(os.environ, record.engines_python if record else None)
-    preflight(python, job, cluster, output.progress)
+    preflight(python, job, cluster, prompt_cache(place.state_dir(entry.machines[0].name), entry.run), output.progress)
     deployment = bring_up(place, port=port, environment=os.environ, report=output.progress)
     check_served(deployment, entry, cluster)
     create_run(resolved)

@@ -49,8 +49,15 @@ def register(entry: RunEntry, home: MotleyHome) -> None:
     temporary.replace(file)
 
 
-def preflight(engines_python: str, job: Path, cluster: Path, report: Callable[[str], None]) -> None:
+def preflight(engines_python: str, job: Path, cluster: Path, cache: Path, report: Callable[[str], None]) -> None:
     """Check model, data, rewards and machines where the engines run, before anything is started.
+
+    Args:
+        engines_python: Interpreter of the engines' environment.
+        job: Job file.
+        cluster: Cluster file.
+        cache: Folder in which the encoded prompts stay for the run's first stage.
+        report: Told what was found.
 
     Raises:
         InputError: something of the files can't be used; the message has all faults.
@@ -65,9 +72,14 @@ def preflight(engines_python: str, job: Path, cluster: Path, report: Callable[[s
         str(job.absolute()),
         "--cluster",
         str(cluster.absolute()),
+        "--cache",
+        str(cache),
     ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PREFLIGHT_TIMEOUT_S, check=False)
+        # Not in the user's folder: a module that is found there only would be missing in the stages.
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PREFLIGHT_TIMEOUT_S, check=False, cwd="/"
+        )
     except subprocess.TimeoutExpired as error:
         raise CommandError(f"The preflight check of {job} did not end within {PREFLIGHT_TIMEOUT_S:.0f} s.") from error
     if done.returncode == 0:

@@ -1,4 +1,4 @@
-"""The preflight check: `python -m stages check --job FILE --cluster FILE [--json]`.
+"""The preflight check: `python -m stages check --job FILE --cluster FILE [--cache FOLDER] [--json]`.
 
 Everything that can be known before anything starts: files, rewards, libraries, model source, dataset, prompt lengths,
 gold answers, plan, store, disk space. All faults are reported together.
@@ -12,16 +12,18 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from plans.errors import PlanningError
+from stages.data.mixture import mixture_text
 from stages.errors import SpecFaultsError, StageError
 from stages.model_children import scalar_head_faults
 from stages.planning import choose_plan
-from stages.prompts import FACTS_NAME, build_spec, run_build
+from stages.prompts import check_prompts
 from stages.rewards.registry import reward_faults
 from stages.runs import ResolvedRun, resolve_run
 from stages.spec.source import GgufSource, HuggingFaceSource
@@ -59,28 +61,39 @@ class Findings:
         return json.dumps(document, indent=1, ensure_ascii=False)
 
 
-def check_command(job: Path | None, cluster: Path | None, *, is_json: bool) -> int:
+def check_command(job: Path | None, cluster: Path | None, cache: Path | None, *, is_json: bool) -> int:
     """Check two files, print what was found, return the exit code: 0 usable, 2 not."""
-    findings = check_files(job, cluster)
+    findings = check_files(job, cluster, cache)
     if is_json:
         sys.stdout.write(findings.to_json() + "\n")
     else:
         for name, value in findings.facts.items():
-            sys.stdout.write(f"{name}: {value}\n")
+            sys.stdout.write(f"{name}: {_dataset_text(value) if name == 'dataset' else value}\n")
     if findings.faults:
         sys.stderr.write(f"The job can't be started: {len(findings.faults)} fault(s).\n")
         sys.stderr.writelines(f"  - {fault}\n" for fault in findings.faults)
     return 2 if findings.faults else 0
 
 
-def check_files(job: Path | None, cluster: Path | None) -> Findings:
-    """Return every fault of two files and of what they name."""
+def check_files(job: Path | None, cluster: Path | None, cache: Path | None = None) -> Findings:
+    """Return every fault of two files and of what they name; the encoded prompts stay in the cache, if one is given."""
     findings = Findings()
     texts = [_read(findings, "job", job), _read(findings, "cluster", cluster)]
-    if texts[0] is None or texts[1] is None:
+    if job is None or cluster is None or texts[0] is None or texts[1] is None:
         return findings
     try:
-        run = resolve_run(texts[0], texts[1], "check", None, None, "", job_source=str(job), cluster_source=str(cluster))
+        run = resolve_run(
+            texts[0],
+            texts[1],
+            "check",
+            None,
+            None,
+            "",
+            job_source=str(job),
+            cluster_source=str(cluster),
+            job_folder=job.absolute().parent,
+            cluster_folder=cluster.absolute().parent,
+        )
     except SpecFaultsError as error:
         findings.faults.extend(error.faults)
         return findings
@@ -92,9 +105,10 @@ def check_files(job: Path | None, cluster: Path | None) -> Findings:
         _check_plan,
         _check_stores,
         _check_disk,
-        _check_data,
     ):
         _collect(findings, check, run)
+    with tempfile.TemporaryDirectory(prefix="motley-check-") as temporary:
+        _collect(findings, partial(_check_data, cache=cache or Path(temporary)), run)
     return findings
 
 
@@ -190,9 +204,12 @@ def _check_stores(findings: Findings, run: ResolvedRun) -> None:
 
 def _check_disk(findings: Findings, run: ResolvedRun) -> None:
     models, storage = run.job.planner.models, run.job.storage
-    parameters = models.actor.llm.parameters + (0 if models.critic is None else models.critic.llm.parameters)
-    kept = max(storage.keep_policies, storage.keep_checkpoints) + 2  # version 0, and the one being written
-    needed = kept * parameters * (_POLICY_BYTES_PER_PARAMETER + _RESUME_POINT_BYTES_PER_PARAMETER)
+    actor, critic = models.actor.llm.parameters, 0 if models.critic is None else models.critic.llm.parameters
+    # Version 0 and the version that is being written come on top; that one lies in the work folder as well.
+    policies, points = storage.keep_policies + 3, storage.keep_checkpoints + 2
+    needed = policies * actor * _POLICY_BYTES_PER_PARAMETER + points * (
+        (actor + critic) * _RESUME_POINT_BYTES_PER_PARAMETER + critic * _POLICY_BYTES_PER_PARAMETER
+    )
     for root in dict.fromkeys(run.roots.values()):
         if "://" in root and not root.startswith("file://"):
             continue
@@ -203,20 +220,32 @@ def _check_disk(findings: Findings, run: ResolvedRun) -> None:
         findings.facts["disk_free_gb"] = round(free / 1e9, 1)
         if free < needed:
             findings.faults.append(
-                f"{folder} has {free / 1e9:.1f} GB free, but {kept} policy versions with resume points of "
-                f"{parameters / 1e9:.2f} billion parameters take {needed / 1e9:.1f} GB; free space, or name another "
-                "store."
+                f"{folder} has {_size_text(free)} free, but {policies} policy versions and {points} resume points of "
+                f"{(actor + critic) / 1e6:.1f} million parameters take {_size_text(needed)} while one is written; free "
+                "space, keep fewer (storage.keep_policies, storage.keep_checkpoints), or name another store."
             )
 
 
-def _check_data(findings: Findings, run: ResolvedRun) -> None:
+def _size_text(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
+def _check_data(findings: Findings, run: ResolvedRun, *, cache: Path) -> None:
     """Load, encode and judge every row, in a child process."""
-    spec = {**build_spec(run.job, None), "source": run.job.source.model_dump(mode="json")}
     clock = Clock()
-    with tempfile.TemporaryDirectory(prefix="motley-check-") as parent:
-        folder = Path(parent) / "prompts"
-        run_build(spec, None, folder, Deadline(clock=clock, ends_at=clock.monotonic() + _DEADLINE_S))
-        facts = json.loads((folder / FACTS_NAME).read_text(encoding="utf-8"))
+    facts = check_prompts(run.job, cache, Deadline(clock=clock, ends_at=clock.monotonic() + _DEADLINE_S))
     findings.facts["dataset"] = {name: facts[name] for name in sorted(facts) if not name.endswith("_hash")}
     if facts["num_held_out"] < 1:
         findings.faults.append("data: no row is held out, so the policy can't be evaluated; hold out more.")
+
+
+def _dataset_text(facts: Mapping[str, Any]) -> str:
+    """Return the facts of a dataset for people: what there is, what was left out, what that did to the mixture."""
+    text = (
+        f"{facts['num_train']} prompts to train on, {facts['num_held_out']} held out, at most "
+        f"{facts['longest_prompt_tokens']} tokens; left out: {facts['num_dropped_duplicates']} duplicates, "
+        f"{facts['num_dropped_too_long']} too long, {facts['num_dropped_unparsable_gold']} with a gold answer that "
+        "can't be judged"
+    )
+    mixture = facts.get("mixture")
+    return text if mixture is None else f"{text}\nmixture: {mixture_text(mixture)}"

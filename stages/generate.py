@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from plans.workflow import RlTask
 from stages.context import StageContext, StageOutcome
 from stages.policy_files import policy_at_home, policy_directory
-from stages.prompts import EncodedRow, Prompts, open_prompts
+from stages.prompts import EncodedRow, Prompts, open_prompts, prompt_cache
 from stages.sampling import SampledShards, policy_for, sample_shards, shard_keys
 from stages.shard_writer import RolloutBatch
 from stages.sharding import machine_of
@@ -65,7 +65,8 @@ def run_prompts(context: StageContext) -> Prompts:
     """Return the run's encoded prompts, made with the tokenizer of policy version 0."""
     directory = policy_directory(context, policy_at_home(context, 0))
     with context.phase("prompts"):
-        return open_prompts(context.job, directory, context.state_dir / "cache" / context.run.name, context.deadline)
+        cache = prompt_cache(context.state_dir, context.run.name)
+        return open_prompts(context.job, directory, cache, context.deadline)
 
 
 def sampling_metrics(sampled: SampledShards) -> dict[str, JsonValue]:

@@ -19,7 +19,7 @@ from stages.engine_pool import canary_of
 from stages.engines.canary import NUM_ROWS, canary_rows
 from stages.failures import raise_recorded_failure
 from stages.policy_files import policy_at_home, policy_directory
-from stages.prompts import open_prompts
+from stages.prompts import open_prompts, prompt_cache
 from stages.publish import publish_version
 from stages.reward_model import WEIGHTS_KEY, reward_model_files
 from stages.single_machine_plan import CPU
@@ -96,7 +96,7 @@ def _first_policy(context: StageContext) -> Policy:
     folder = context.state_dir / "work" / context.run.name / "source"
     model_dir, facts = materialise_source(context, folder)
     with context.phase("prompts"):
-        cache = context.state_dir / "cache" / context.run.name
+        cache = prompt_cache(context.state_dir, context.run.name)
         prompts = open_prompts(context.job, model_dir, cache, context.deadline)
     with context.phase("engines"):
         engine = context.engines.training(model_dir)

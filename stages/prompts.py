@@ -186,9 +186,36 @@ def open_prompts(job: TrainingJob, model_dir: Path, cache_dir: Path, deadline: D
     spec = build_spec(job, model_dir)
     folder = cache_dir / f"prompts-{fingerprint(spec)[:24]}"
     if not (folder / FACTS_NAME).exists():
-        _build(spec, model_dir, folder, deadline)
+        _build(spec, model_dir, folder, deadline, checked=checked_folder(job, cache_dir))
     facts = json.loads((folder / FACTS_NAME).read_text(encoding="utf-8"))
     return Prompts(folder=folder, model_dir=model_dir, facts=facts)
+
+
+def prompt_cache(state_dir: Path, run: str) -> Path:
+    """Return where a machine keeps the encoded prompts of a run."""
+    return state_dir / "cache" / run
+
+
+def check_prompts(job: TrainingJob, cache_dir: Path, deadline: Deadline) -> dict[str, Any]:
+    """Encode and check the prompts with the tokenizer of the job's source, before there is a model; return the facts.
+
+    They stay in the cache: `open_prompts` takes them over if the model turns out to have the same tokenizer.
+
+    Raises:
+        As `run_build`.
+    """
+    spec = {**build_spec(job, None), "source": job.source.model_dump(mode="json")}
+    folder = checked_folder(job, cache_dir)
+    shutil.rmtree(folder, ignore_errors=True)
+    _build(spec, None, folder, deadline)
+    facts: dict[str, Any] = json.loads((folder / FACTS_NAME).read_text(encoding="utf-8"))
+    return facts
+
+
+def checked_folder(job: TrainingJob, cache_dir: Path) -> Path:
+    """Return where the preflight check leaves the prompts of a job."""
+    spec = {**build_spec(job, None), "source": job.source.model_dump(mode="json")}
+    return cache_dir / f"checked-{fingerprint(spec)[:24]}"
 
 
 def build_spec(job: TrainingJob, model_dir: Path | None) -> dict[str, Any]:
@@ -200,6 +227,7 @@ def build_spec(job: TrainingJob, model_dir: Path | None) -> dict[str, Any]:
         "rewards": job.rewards.model_dump(mode="json"),
         "max_over_length_fraction": job.limits.max_over_length_fraction,
         "num_prompts": job.prompts_per_iteration,
+        "files": [_file_state(path) for path in (job.data.source, job.data.held_out_source) if path is not None],
         "tokenizer": {path.name: sha256_of_file(path)[1] for path in present if path.is_file()},
     }
 
@@ -218,10 +246,23 @@ def stop_token_ids(model_dir: Path) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _build(spec: Mapping[str, Any], model_dir: Path, folder: Path, deadline: Deadline) -> None:
+def _file_state(source: str) -> list[int] | None:
+    """Return size and time of change of a local dataset file, so that another content is another cache entry."""
+    if not source.startswith("/"):
+        return None
+    try:
+        found = Path(source).stat()
+    except OSError:
+        return None  # reading it says what is wrong
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _build(
+    spec: Mapping[str, Any], model_dir: Path | None, folder: Path, deadline: Deadline, *, checked: Path | None = None
+) -> None:
     work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
-        run_build(spec, model_dir, work, deadline)
+        run_build(spec, model_dir, work, deadline, checked=checked)
         try:
             work.rename(folder)
         except OSError:
@@ -231,7 +272,9 @@ def _build(spec: Mapping[str, Any], model_dir: Path, folder: Path, deadline: Dea
         shutil.rmtree(work, ignore_errors=True)
 
 
-def run_build(spec: Mapping[str, Any], model_dir: Path | None, folder: Path, deadline: Deadline) -> None:
+def run_build(
+    spec: Mapping[str, Any], model_dir: Path | None, folder: Path, deadline: Deadline, *, checked: Path | None = None
+) -> None:
     """Encode and check the prompts in a child process.
 
     Args:
@@ -239,6 +282,7 @@ def run_build(spec: Mapping[str, Any], model_dir: Path | None, folder: Path, dea
         model_dir: Directory with the tokenizer, or None.
         folder: Made here; holds the result.
         deadline: When to give up.
+        checked: Prompts of the same spec that the preflight check left; taken over if the tokenizer is the same.
 
     Raises:
         DataError: rows that can't be used; all faults with counts and first examples.
@@ -249,6 +293,7 @@ def run_build(spec: Mapping[str, Any], model_dir: Path | None, folder: Path, dea
     (folder / SPEC_NAME).write_text(json.dumps(spec), encoding="utf-8")
     command = [sys.executable, "-m", "stages.prompt_build", "--folder", str(folder)]
     command += [] if model_dir is None else ["--model-dir", str(model_dir)]
+    command += [] if checked is None else ["--checked", str(checked)]
     what = "the encoded prompts"
     try:
         done = subprocess.run(command, stdout=sys.stderr, timeout=deadline.remaining_s(what), check=False)

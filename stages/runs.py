@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +21,12 @@ from plans.spec.load import cluster_from_document, load_cluster
 from stages.errors import ContractError, SpecFaultsError
 from stages.run_entry import MachineEntry, RunEntry
 from stages.spec.job import TrainingJob, load_training_job, training_job_from_document
+from stages.spec.paths import absolute_roots, with_absolute_paths
 from storage import layout, runs
 from storage.documents import model_bytes
-from storage.errors import ObjectMissingError
+from storage.errors import ObjectMissingError, StorageError
 from storage.layout import check_name
-from storage.store import open_store
+from storage.store import Store, open_store
 
 _RECORDED_PACKAGES: Final = (
     "accelerate", "math-verify", "numpy", "pyarrow", "pydantic", "reasoning-gym", "torch", "transformers", "vllm",
@@ -85,6 +86,8 @@ def resolve_run(
     *,
     job_source: str = "job file",
     cluster_source: str = "cluster file",
+    job_folder: Path | None = None,
+    cluster_folder: Path | None = None,
 ) -> ResolvedRun:
     """Return the run that two documents describe.
 
@@ -97,6 +100,8 @@ def resolve_run(
         default_root: Root for regions that neither the cluster nor the job names one for.
         job_source: Name of the job document in messages.
         cluster_source: Name of the cluster document in messages.
+        job_folder: Folder that relative paths of the job start from; default the working directory.
+        cluster_folder: The same for the cluster.
 
     Raises:
         SpecFaultsError: with every fault of both documents and of the arguments.
@@ -116,7 +121,9 @@ def resolve_run(
         raise SpecFaultsError(f"run {name!r}", faults)
     changes = {key: value for key, value in (("iterations", iterations), ("seed", seed)) if value is not None}
     job = TrainingJob(**{**{field: getattr(job, field) for field in TrainingJob.model_fields}, **changes})
-    return ResolvedRun(name=name, job=job, cluster=cluster, roots=_roots(job, cluster, default_root))
+    job = with_absolute_paths(job, (job_folder or Path()).absolute())
+    stores = absolute_roots(cluster.storage, (cluster_folder or Path()).absolute())
+    return ResolvedRun(name=name, job=job, cluster=cluster, roots=_roots(job, cluster, stores, default_root))
 
 
 def create_run(resolved: ResolvedRun, *, is_resumed: bool = False) -> runs.RunRecord:
@@ -133,12 +140,13 @@ def create_run(resolved: ResolvedRun, *, is_resumed: bool = False) -> runs.RunRe
         ObjectMissingError: `is_resumed`, but there is no such run.
     """
     record = _record_of(resolved)
-    known_roots = set(load_run(resolved.home_root, resolved.name).roots.values()) if is_resumed else set()
-    for root in dict.fromkeys([resolved.home_root, *resolved.roots.values()]):
+    roots = dict.fromkeys([resolved.home_root, *resolved.roots.values()])
+    if not is_resumed:
+        _create_in_all([open_store(root) for root in roots], record)
+        return record
+    known_roots = set(load_run(resolved.home_root, resolved.name).roots.values())
+    for root in roots:
         store = open_store(root)
-        if not is_resumed:
-            runs.create_run(store, record)
-            continue
         if root not in known_roots:  # a region that has come to the cluster
             runs.create_run(store, record)
             continue
@@ -148,6 +156,19 @@ def create_run(resolved: ResolvedRun, *, is_resumed: bool = False) -> runs.RunRe
         if updated != before:
             store.publish(layout.run_record(resolved.name), model_bytes(updated, layout.run_record(resolved.name)))
     return record
+
+
+def _create_in_all(stores: Sequence[Store], record: runs.RunRecord) -> None:
+    """Write the record into every store, or into none: half a run would stand in the way of the next try."""
+    created: list[Store] = []
+    try:
+        for store in stores:
+            runs.create_run(store, record)
+            created.append(store)
+    except StorageError:
+        for store in created:
+            store.delete(layout.run_record(record.run))
+        raise
 
 
 def load_run(root: str, run: str) -> ResolvedRun:
@@ -217,10 +238,10 @@ def _argument_faults(name: str, iterations: int | None, seed: int | None) -> lis
     return faults
 
 
-def _roots(job: TrainingJob, cluster: Cluster, default_root: str) -> dict[str, str]:
+def _roots(job: TrainingJob, cluster: Cluster, stores: Mapping[str, str], default_root: str) -> dict[str, str]:
     fallback = job.storage.root or default_root
     regions = dict.fromkeys(machine.region for machine in cluster.machines)
-    return {region: cluster.storage.get(region, fallback) for region in regions}
+    return {region: stores.get(region, fallback) for region in regions}
 
 
 def _record_of(resolved: ResolvedRun) -> runs.RunRecord:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Final
 
 from stages.rewards.pool import VerifierPool
+from stages.rewards.registry import ALLOW_CALLABLES_VARIABLE
 from stages.rewards.spec import RewardsSpec
-
-ALLOW_CALLABLES_VARIABLE: Final = "MOTLEY_ALLOW_PYTHON_CALLABLES"
-"""Environment variable; 1 lets job files name Python functions as rewards. Set by the owner of a deployment."""
 
 
 def may_call_python() -> bool:

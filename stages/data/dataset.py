@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Final
@@ -13,6 +13,7 @@ from typing import Final
 from stages.data.arithmetic_source import arithmetic_rows
 from stages.data.file_source import JSON_LINES_SUFFIXES, PARQUET_SUFFIX, file_rows
 from stages.data.hf_source import hf_rows
+from stages.data.mixture import Mixture
 from stages.data.reasoning_gym_source import reasoning_gym_rows
 from stages.data.rows import PromptRow, canonical_json, content_digest
 from stages.data.source import RawRow
@@ -62,6 +63,9 @@ class SplitDataset:
     num_dropped_duplicates: int
     """Rows left out since an equal one came before."""
 
+    mixture: Mixture = field(default_factory=Mixture)
+    """Rows of each part, before anything was left out."""
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 of both parts, 64 hex digits; recorded with the run and compared on resume."""
@@ -74,37 +78,58 @@ def load_dataset(spec: DataSpec) -> SplitDataset:
     Raises:
         DataError: The source can't be read, is empty, or holds duplicates that the spec refuses.
     """
-    rows, num_dropped = _identified_rows(spec, spec.source)
+    read = [_read(spec, spec.source)]
     if spec.held_out_source is None:
-        train, held_out = split_rows(rows, spec.held_out_fraction, spec.seed)
+        train, held_out = split_rows(read[0].rows, spec.held_out_fraction, spec.seed, copy_of=read[0].copy_of)
     else:
-        train = rows
-        held_out, held_out_dropped = _identified_rows(spec, spec.held_out_source)
-        num_dropped += held_out_dropped
+        read.append(_read(spec, spec.held_out_source))
+        train, held_out = read[0].rows, read[1].rows
         _refuse_leak(train, held_out)
-    return SplitDataset(train=Dataset(train), held_out=Dataset(held_out), num_dropped_duplicates=num_dropped)
+    part_of = {prompt_id: part for source in read for prompt_id, part in source.part_of.items()}
+    rows_read = sum((source.rows_read for source in read), Counter[str]())
+    return SplitDataset(
+        train=Dataset(train),
+        held_out=Dataset(held_out),
+        num_dropped_duplicates=rows_read.total() - len(train) - len(held_out),
+        mixture=Mixture(part_of=part_of, rows_read=rows_read),
+    )
 
 
 def split_rows(
-    rows: Sequence[PromptRow], held_out_fraction: float, seed: int
+    rows: Sequence[PromptRow], held_out_fraction: float, seed: int, *, copy_of: Mapping[str, str] | None = None
 ) -> tuple[tuple[PromptRow, ...], tuple[PromptRow, ...]]:
     """(train, held out), each in source order: the share of rows whose hash of (seed, prompt_id) is least is held out.
 
-    Membership doesn't depend on the order of the rows.
+    Membership doesn't depend on the order of the rows. Copies of a row go where it goes; so as many rows are held out
+    as the fraction says, or a few more.
+
+    Args:
+        rows: All rows.
+        held_out_fraction: Share to hold out, in [0, 1).
+        seed: Seed of the choice.
+        copy_of: Prompt id of the first equal row, for rows that are copies.
 
     Raises:
         DataError: Nothing would be left to train on.
     """
-    num_held_out = round(len(rows) * held_out_fraction)
+    copy_of = copy_of or {}
+    originals = Counter(copy_of.get(row.prompt_id, row.prompt_id) for row in rows)
+    ranked = sorted(originals, key=lambda prompt_id: hashlib.sha256(f"{seed} {prompt_id}".encode()).digest())
+    wanted, chosen = round(len(rows) * held_out_fraction), set[str]()
+    num_held_out = 0
+    for original in ranked:
+        if num_held_out >= wanted:
+            break
+        chosen.add(original)
+        num_held_out += originals[original]
     if rows and num_held_out == len(rows):
         raise DataError(
             f"data.held_out_fraction {held_out_fraction} holds out all {len(rows)} rows; give more rows or a smaller "
             "fraction"
         )
-    ranked = sorted(rows, key=lambda row: hashlib.sha256(f"{seed} {row.prompt_id}".encode()).digest())
-    chosen = {row.prompt_id for row in ranked[:num_held_out]}
-    train = tuple(row for row in rows if row.prompt_id not in chosen)
-    return train, tuple(row for row in rows if row.prompt_id in chosen)
+    is_held_out = [copy_of.get(row.prompt_id, row.prompt_id) in chosen for row in rows]
+    train = tuple(row for row, held in zip(rows, is_held_out, strict=True) if not held)
+    return train, tuple(row for row, held in zip(rows, is_held_out, strict=True) if held)
 
 
 def default_environment(source: str) -> str:
@@ -114,15 +139,30 @@ def default_environment(source: str) -> str:
     return source.replace("/", "--")
 
 
-def _identified_rows(spec: DataSpec, source: str) -> tuple[tuple[PromptRow, ...], int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """The rows of one source with their identities."""
+
+    rows: tuple[PromptRow, ...]
+    copy_of: Mapping[str, str]
+    part_of: Mapping[str, str]
+    rows_read: Counter[str]
+
+
+def _read(spec: DataSpec, source: str) -> _Read:
     environment = spec.environment or default_environment(source)
-    rows = [_identified(raw, environment) for raw in _raw_rows(spec, source)]
+    raw = list(_raw_rows(spec, source))
+    rows = [_identified(row, environment) for row in raw]
     if not rows:
         raise DataError(f"data.source {source!r} is empty; a run needs at least one row")
     bad = sorted({row.environment for row in rows if "/" in row.environment})
     if bad:
         raise DataError(f"data.environment {bad} holds '/', which separates environment and example in a prompt id")
-    return _without_duplicates(rows, source, drop=spec.duplicates == "drop")
+    parts = [entry.part or row.environment for entry, row in zip(raw, rows, strict=True)]
+    kept, copy_of = _without_duplicates(rows, source, spec.duplicates)
+    part_of = {row.prompt_id: part for row, part in zip(kept, parts, strict=True) if row is not None}
+    unique = tuple(row for row in kept if row is not None)
+    return _Read(rows=unique, copy_of=copy_of, part_of=part_of, rows_read=Counter(parts))
 
 
 def _raw_rows(spec: DataSpec, source: str) -> Iterator[RawRow]:
@@ -147,28 +187,46 @@ def _identified(raw: RawRow, environment: str) -> PromptRow:
     )
 
 
-def _without_duplicates(rows: Sequence[PromptRow], source: str, *, drop: bool) -> tuple[tuple[PromptRow, ...], int]:
-    """First row of each content. Equal problems under two ids count too: one could be held out and the other not."""
-    by_content: dict[str, PromptRow] = {}
+def _without_duplicates(
+    rows: Sequence[PromptRow], source: str, duplicates: str
+) -> tuple[list[PromptRow | None], dict[str, str]]:
+    """Every row, None for one that is left out; and for each copy that is kept the id of the first equal row.
+
+    Equal problems under two ids count too: one could be held out and the other not.
+    """
+    first_of: dict[str, PromptRow] = {}
+    num_equal: Counter[str] = Counter()
+    kept: list[PromptRow | None] = []
+    copy_of: dict[str, str] = {}
     repeated: list[str] = []
     for row in rows:
         content = content_digest(row.environment, row.prompt, row.answer)
-        if by_content.setdefault(content, row) is not row:
-            repeated.append(row.prompt_id)
-    unique = tuple(by_content.values())
-    clashes = [prompt_id for prompt_id, n in Counter(row.prompt_id for row in unique).items() if n > 1]
+        first = first_of.setdefault(content, row)
+        num_equal[content] += 1
+        if first is row:
+            kept.append(row)
+            continue
+        repeated.append(row.prompt_id)
+        is_same_id = row.prompt_id == first.prompt_id
+        copy = replace(row, prompt_id=f"{row.prompt_id}.{num_equal[content]}") if is_same_id else row
+        kept.append(copy if duplicates == "keep" else None)
+        if duplicates == "keep":
+            copy_of[copy.prompt_id] = first.prompt_id
+    counts = Counter(row.prompt_id for row in kept if row is not None)
+    clashes = [prompt_id for prompt_id, count in counts.items() if count > 1]
     if clashes:
         raise DataError(
             f"data.source {source!r} uses {len(clashes)} id(s) for different problems, first: "
             f"{', '.join(clashes[:_SHOWN_EXAMPLES])}. Ids must be unique inside an environment"
         )
-    if repeated and not drop:
+    if repeated and duplicates == "refuse":
         raise DataError(
             f"data.source {source!r} has {len(repeated)} duplicate row(s), first: "
-            f"{', '.join(repeated[:_SHOWN_EXAMPLES])}. Remove them, or set data.duplicates to drop",
+            f"{', '.join(repeated[:_SHOWN_EXAMPLES])}. Remove them, or set data.duplicates to drop (all but the first; "
+            "this changes the mixture) or keep",
             num_duplicates=len(repeated),
         )
-    return unique, len(repeated)
+    return kept, copy_of
 
 
 def _refuse_leak(train: Sequence[PromptRow], held_out: Sequence[PromptRow]) -> None:

@@ -95,6 +95,8 @@ def _record_fault(record: Mapping[str, Any], spec: DataSpec) -> str | None:
     missing = [name for name in needed if name is not None and name not in record]
     if missing:
         return f"no column {missing}; it has {sorted(record)}"
+    if record[columns.prompt] in ("", []):
+        return f"column {columns.prompt!r} is empty"
     if not _is_prompt(record[columns.prompt]):
         return f"column {columns.prompt!r} is neither text nor a list of {{role, content}} messages"
     for name in (columns.prompt_id, columns.environment):

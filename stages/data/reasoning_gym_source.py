@@ -38,6 +38,7 @@ def reasoning_gym_rows(spec: DataSpec, task: str) -> Iterator[RawRow]:
             prompt=entry["question"],
             answer=None if answer is None else str(answer),
             metadata={GYM_METADATA_KEY: {**recipe, "index": index}},
+            part=entry["metadata"].get("source_dataset"),
         )
 
 

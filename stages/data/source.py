@@ -27,3 +27,6 @@ class RawRow:
 
     environment: str | None = None
     """Environment that the row names itself; None = that of the dataset."""
+
+    part: str | None = None
+    """Part of a mixture that it was drawn from, e.g. the task; None = its environment."""

@@ -72,8 +72,10 @@ class DataSpec(BaseModel):
     too_long: Literal["refuse", "drop"] = "refuse"
     """What happens to prompts over `max_prompt_tokens`: refuse the dataset, or drop and count them."""
 
-    duplicates: Literal["refuse", "drop"] = "refuse"
-    """What happens to rows with equal (environment, content): refuse the dataset, or keep the first and count."""
+    duplicates: Literal["refuse", "drop", "keep"] = "refuse"
+    """What happens to rows with equal (environment, content): `refuse` the dataset; `drop` all but the first and count,
+    which changes the weights of a procedural mixture whose small tasks repeat themselves (the facts say by how much);
+    or `keep` them, each under an id of its own, copies always on the same side of the split."""
 
     unparsable_gold: Literal["refuse", "drop"] = "refuse"
     """What happens to rows whose gold answer the verifier can't parse: refuse the dataset, or drop and count them."""

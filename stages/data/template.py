@@ -47,6 +47,9 @@ class EncodedPrompt:
     token_ids: tuple[int, ...]
     """Token ids, with exactly one BOS in front if one is wanted, else none."""
 
+    num_unknown: int = 0
+    """Tokens that stand for text which the tokenizer doesn't know: the policy can't read that text."""
+
 
 class PromptEncoder:
     """Renders and encodes rows with one template and one tokenizer."""
@@ -60,6 +63,7 @@ class PromptEncoder:
         self._spec = spec
         self._tokenizer = tokenizer
         # A chat template says itself whether a BOS belongs there; only plain text takes the tokenizer's habit.
+        self._unknown = _unknown_id(tokenizer)
         self._adds_bos = spec.kind == "plain" and _prepends_bos(tokenizer)
         if spec.kind == "chat" and self._chat_template is None:
             raise DataError(
@@ -83,7 +87,12 @@ class PromptEncoder:
         """
         text = self._render(row)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return EncodedPrompt(prompt_id=row.prompt_id, text=text, token_ids=tuple(self._with_one_bos(ids)))
+        return EncodedPrompt(
+            prompt_id=row.prompt_id,
+            text=text,
+            token_ids=tuple(self._with_one_bos(ids)),
+            num_unknown=0 if self._unknown is None else ids.count(self._unknown),
+        )
 
     def encode_all(self, rows: Sequence[PromptRow]) -> list[EncodedPrompt]:
         """Text and ids of all rows, in their order."""
@@ -121,6 +130,13 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = canonical_json(tokenizer.get_vocab()) if backend is None else backend.to_str()
     return hashlib.sha256(f"{text}\n{tokenizer.bos_token_id}".encode()).hexdigest()
+
+
+def _unknown_id(tokenizer: Tokenizer) -> int | None:
+    """Return the id that stands for unknown text; None where the tokenizer has none, or uses it for something else."""
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    others = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")}
+    return None if unknown in others else unknown
 
 
 def _prepends_bos(tokenizer: Tokenizer) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from stages.data.dataset import Dataset, SplitDataset
@@ -60,6 +60,7 @@ def validate_dataset(
     unjudged = {fault.prompt_id: "; ".join(fault.reasons) for fault in gold_faults}
     faults = [
         *_empty_faults(rows, lengths),
+        *_unknown_faults(encoded),
         *_length_faults(rows, too_long, lengths, max_prompt_tokens, max_over_length_fraction, spec),
         *_gold_faults(rows, unjudged, spec),
     ]
@@ -73,7 +74,7 @@ def validate_dataset(
     if faults:
         raise DataError(f"data.source {spec.source!r} can't be used: {' | '.join(faults)}", num_faults=len(faults))
     return ValidatedDataset(
-        dataset=SplitDataset(train=train, held_out=held_out, num_dropped_duplicates=dataset.num_dropped_duplicates),
+        dataset=replace(dataset, train=train, held_out=held_out),
         num_dropped_too_long=len(too_long),
         num_dropped_unparsable_gold=len(unjudged.keys() - too_long),
     )
@@ -84,6 +85,17 @@ def _empty_faults(rows: Sequence[PromptRow], lengths: Mapping[str, int]) -> list
     if not empty:
         return []
     return [f"{len(empty)} prompts have no token, first: {', '.join(empty[:_SHOWN_EXAMPLES])}; mend them"]
+
+
+def _unknown_faults(encoded: Sequence[EncodedPrompt]) -> list[str]:
+    unreadable = [prompt for prompt in encoded if prompt.num_unknown]
+    if not unreadable:
+        return []
+    shown = ", ".join(f"{prompt.prompt_id} ({prompt.text[:40]!r})" for prompt in unreadable[:_SHOWN_EXAMPLES])
+    return [
+        f"{len(unreadable)} of {len(encoded)} prompts hold text that the tokenizer doesn't know, first: {shown}; mend "
+        "them, or give the model a tokenizer that does (source.alphabet)"
+    ]
 
 
 def _length_faults(

@@ -29,6 +29,9 @@ class RewardEntry:
     """Makes the verifier from those options; imports its packages."""
 
 
+ALLOW_CALLABLES_VARIABLE: Final = "MOTLEY_ALLOW_PYTHON_CALLABLES"
+"""Environment variable; 1 lets job files name Python functions as rewards. Set by the owner of a deployment."""
+
 REWARDS: Final[Mapping[str, RewardEntry]] = {
     "exact_answer": RewardEntry(ExactAnswerOptions, ExactAnswer),
     "format": RewardEntry(FormatOptions, Format),
@@ -55,7 +58,7 @@ def reward_faults(spec: RewardsSpec, *, allow_python_callables: bool) -> list[st
         if term.name == "python_callable" and not allow_python_callables:
             faults.append(
                 f"{where}.name is 'python_callable', which runs code that the job file names; this deployment doesn't "
-                "allow it: switch it on in the deployment's settings, or use another reward"
+                f"allow it: start it with {ALLOW_CALLABLES_VARIABLE}=1 in the environment, or use another reward"
             )
         try:
             REWARDS[term.name].options_model.model_validate(term.options)

@@ -70,16 +70,26 @@ def test_registered_entry_is_what_the_dag_factory_reads(tmp_path: Path) -> None:
 def test_preflight_passes_on_what_it_found(tmp_path: Path) -> None:
     lines: list[str] = []
     python = executable(tmp_path / "python", 'echo "args: $*"')
-    preflight(python, Path("/j.yaml"), Path("/c.yaml"), lines.append)
-    assert lines == ["args: -m stages check --job /j.yaml --cluster /c.yaml"]
+    preflight(python, Path("/j.yaml"), Path("/c.yaml"), Path("/cache"), lines.append)
+    assert lines == ["args: -m stages check --job /j.yaml --cluster /c.yaml --cache /cache"]
 
 
 @pytest.mark.parametrize(("code", "kind"), [(2, InputError), (1, CommandError)])
 def test_preflight_faults_keep_their_words_and_exit_code(tmp_path: Path, code: int, kind: type[CommandError]) -> None:
     python = executable(tmp_path / "python", f"echo 'The job has 1 fault.' >&2; exit {code}")
     with pytest.raises(kind, match=r"The job has 1 fault\.") as caught:
-        preflight(python, Path("j"), Path("c"), lambda _: None)
+        preflight(python, Path("j"), Path("c"), Path("cache"), lambda _: None)
     assert caught.value.exit_code == code
+
+
+def test_preflight_does_not_see_modules_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward function found in the user's folder would pass the check and be missing in the stages."""
+    lines: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    preflight(executable(tmp_path / "python", "pwd"), Path("/j"), Path("/c"), Path("/cache"), lines.append)
+    assert lines == ["/"]
 
 
 def test_dag_is_waited_for_with_its_number_of_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ import pytest
 from stages.errors import ContractError, SpecFaultsError
 from stages.runs import ResolvedRun, create_run, load_run, resolve_run
 from storage.errors import RunNotEmptyError
+from storage.layout import run_record
 from storage.runs import load_run as load_record
 from storage.store import open_store
+from tests.helpers.stage_contexts import make_run
 
 EXAMPLE = Path(__file__).parents[3] / "tests" / "helpers" / "addition"
 JOB, CLUSTER = (EXAMPLE / "job.yaml").read_text(), (EXAMPLE / "cluster.yaml").read_text()
@@ -48,6 +50,16 @@ def test_new_run_refuses_a_folder_with_anything_in_it(tmp_path: Path) -> None:
 
     with pytest.raises(RunNotEmptyError, match="is not empty"):
         create_run(resolve(tmp_path))
+
+
+def test_name_that_is_taken_in_one_region_leaves_nothing_in_the_others(tmp_path: Path) -> None:
+    """Else the next try would find its own remains."""
+    first = make_run(tmp_path)
+    home = open_store(first.home_root)
+    home.delete(run_record("r"))
+    with pytest.raises(RunNotEmptyError, match="b/r is not empty"):
+        create_run(first)
+    assert list(home.list("r")) == []
 
 
 def test_resumed_run_may_be_longer(tmp_path: Path) -> None:

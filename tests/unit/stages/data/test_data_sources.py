@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from stages.data.dataset import Dataset, default_environment, load_dataset, split_rows
+from stages.data.mixture import mixture_text
 from stages.data.rows import PromptRow
 from stages.data.spec import DataSpec
 from stages.errors import DataError
@@ -93,7 +94,7 @@ def test_missing_columns_are_counted_with_the_first_rows(tmp_path: Path) -> None
 @pytest.mark.parametrize("prompt", ["", None, 3, [], [{"content": "no role"}]])
 def test_prompt_of_a_wrong_type_is_refused(tmp_path: Path, prompt: object) -> None:
     source = write_json_lines(tmp_path / "a.jsonl", [{"prompt": prompt, "answer": "1"}])
-    with pytest.raises(DataError, match="is neither text nor a list of"):
+    with pytest.raises(DataError, match="is neither text nor a list of|is empty"):
         load_dataset(spec(source))
 
 
@@ -131,6 +132,59 @@ def test_duplicates_are_refused_or_dropped_as_the_spec_says(tmp_path: Path) -> N
         load_dataset(spec(source))
     data = load_dataset(spec(source, duplicates="drop"))
     assert (len(data.train), data.num_dropped_duplicates) == (3, 1)
+
+
+def test_kept_duplicates_have_ids_of_their_own_and_stay_together(tmp_path: Path) -> None:
+    """Dropping would change the weights of a mixture; keeping must not put one copy on either side of the split."""
+    records = [{"prompt": f"p{n % 10}", "answer": str(n % 10)} for n in range(40)]
+    source = write_json_lines(tmp_path / "a.jsonl", records)
+
+    for seed in range(5):
+        data = load_dataset(spec(source, duplicates="keep", held_out_fraction=0.25, seed=seed))
+
+        ids = [row.prompt_id for row in (*data.train.rows, *data.held_out.rows)]
+        assert (len(set(ids)), data.num_dropped_duplicates) == (40, 0)
+        assert {row.prompt for row in data.train.rows}.isdisjoint({row.prompt for row in data.held_out.rows})
+        assert len(data.held_out) == 12  # a quarter is 10; three problems of four copies each
+
+
+def test_kept_duplicates_under_two_ids_keep_them(tmp_path: Path) -> None:
+    records = [{"id": i, "prompt": "p", "answer": "1"} for i in (1, 2)]
+    source = write_json_lines(tmp_path / "a.jsonl", records)
+    data = load_dataset(spec(source, columns={"prompt_id": "id"}, duplicates="keep"))
+    assert [row.prompt_id for row in data.train.rows] == ["a/1", "a/2"]
+
+
+def test_id_that_a_copy_would_get_and_another_problem_has_is_refused(tmp_path: Path) -> None:
+    records = [{"id": i, "prompt": p, "answer": "1"} for i, p in (("x", "p"), ("x", "p"), ("x.2", "q"))]
+    source = write_json_lines(tmp_path / "a.jsonl", records)
+    with pytest.raises(DataError, match=r"uses 1 id\(s\) for different problems, first: a/x\.2"):
+        load_dataset(spec(source, columns={"prompt_id": "id"}, duplicates="keep"))
+
+
+def test_mixture_says_what_dropping_did_to_it(tmp_path: Path) -> None:
+    """Small tasks repeat themselves: 30 draws of 3 problems beside 30 of 30."""
+    records = [{"prompt": f"s{n % 3}", "answer": "1", "task": "small"} for n in range(30)]
+    records += [{"prompt": f"l{n}", "answer": "1", "task": "large"} for n in range(30)]
+    source = write_json_lines(tmp_path / "a.jsonl", records)
+    columns = {"environment": "task"}
+
+    dropped, kept = (
+        load_dataset(spec(source, columns=columns, duplicates=d, held_out_fraction=0.1)) for d in ("drop", "keep")
+    )
+
+    shares = dropped.mixture.shares(row.prompt_id for row in (*dropped.train.rows, *dropped.held_out.rows))
+    assert shares == {
+        "large": {"rows_read": 30, "rows_kept": 30, "share_read": 0.5, "share_kept": 30 / 33},
+        "small": {"rows_read": 30, "rows_kept": 3, "share_read": 0.5, "share_kept": 3 / 33},
+    }
+    assert mixture_text(shares) == (
+        "large 50.0 % read, 90.9 % kept (30 of 30 rows); small 50.0 % read, 9.1 % kept (3 of 30 rows)"
+    )
+    unchanged = kept.mixture.shares(row.prompt_id for row in (*kept.train.rows, *kept.held_out.rows))
+    assert {part: (found["share_read"], found["share_kept"]) for part, found in unchanged.items()} == {
+        "large": (0.5, 0.5), "small": (0.5, 0.5),
+    }  # fmt: skip
 
 
 def test_equal_problems_under_two_ids_are_duplicates(tmp_path: Path) -> None:
@@ -263,6 +317,10 @@ def test_reasoning_gym_mixes_tasks_by_weight() -> None:
     )
     is_sum = [row.prompt.startswith(("State", "Calculate", "What")) or "=" in row.prompt for row in mixed.train.rows]
     assert 0 < sum(is_sum) < len(is_sum)
+    shares = mixed.mixture.shares(row.prompt_id for row in mixed.train.rows)
+    assert set(shares) == {"chain_sum", "gsm_symbolic"}
+    assert sum(found["rows_read"] for found in shares.values()) == 40
+    assert shares["chain_sum"]["share_read"] > shares["gsm_symbolic"]["share_read"]
 
 
 @pytest.mark.engines

@@ -74,3 +74,18 @@ def test_long_prompts_are_dropped_up_to_the_allowed_share() -> None:
 def test_too_few_rows_for_an_iteration_are_refused() -> None:
     with pytest.raises(DataError, match=r"8 rows remain to train on, but an iteration takes batch\.prompts = 9"):
         validate(num_prompts=9)
+
+
+def test_prompts_that_the_tokenizer_does_not_know_are_refused_with_their_text() -> None:
+    """A character outside the alphabet would be read as <unk>, and the policy would learn from it without a word."""
+    dataset = data()
+    rows = (*dataset.train.rows, *dataset.held_out.rows)
+    encoded = [
+        EncodedPrompt(prompt_id=row.prompt_id, text=f"{n}*1=", token_ids=(1, 3), num_unknown=n % 2)
+        for n, row in enumerate(rows)
+    ]
+    with pytest.raises(DataError, match=r"5 of 10 prompts hold text that the tokenizer doesn't know, first: .*'1\*1='"):
+        validate_dataset(
+            dataset, DataSpec(source="arithmetic:addition"), encoded=encoded, gold_faults=[], max_prompt_tokens=8,
+            max_over_length_fraction=0.0, num_prompts=2,
+        )  # fmt: skip

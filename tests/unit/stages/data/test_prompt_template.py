@@ -143,3 +143,14 @@ def test_encode_all_keeps_the_order() -> None:
 def test_template_spec_reports_all_its_faults() -> None:
     with pytest.raises(ValueError, match=r"must contain \{prompt\} exactly once; template\.kind plain takes neither"):
         TemplateSpec(prompt_format="x", system_prompt="s")
+
+
+def test_text_that_the_tokenizer_does_not_know_is_counted() -> None:
+    assert (encode("a z b y").num_unknown, encode("a b").num_unknown) == (2, 0)
+
+
+def test_unknown_token_that_is_also_the_end_is_not_counted() -> None:
+    """GPT-2's tokenizer has one token for all of them, which a template may render."""
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "<unk>"
+    assert encode("a z", tokenizer).num_unknown == 0
