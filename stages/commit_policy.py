@@ -91,7 +91,7 @@ def retention_rule(context: StageContext) -> RetentionRule:
         keep_newest=storage.keep_policies,
         keep_checkpoints=storage.keep_checkpoints,
         keep_every=storage.keep_every or None,
-        max_staleness=max(context.job.max_staleness, context.job.generate_ahead),
+        max_staleness=context.rollout_lag,
     )
 
 
@@ -109,7 +109,7 @@ def _retain(context: StageContext) -> tuple[list[str], int]:
     copies = [store for store in region_stores(context) if store is not home]
     report = apply_retention(home, run, retention_rule(context), now, copies=copies)
     is_last = k + 1 == context.run.iterations
-    recent = [iteration_folder(run, i) for i in range(max(0, k - context.job.max_staleness - 1), k + 1)]
+    recent = [iteration_folder(run, i) for i in range(max(0, k - context.rollout_lag - 1), k + 1)]
     versions = [policies_folder(run), checkpoints_folder(run), critics_folder(run)]
     folders = None if is_last else [*versions, metrics_folder(run), *recent]
     orphans = [

@@ -178,6 +178,11 @@ class StageContext:
 
         return EnginePool(self)
 
+    @property
+    def rollout_lag(self) -> int:
+        """Iterations by which sampling may run ahead of training, and a rollout wait for it."""
+        return max(self.job.max_staleness, self.job.generate_ahead)
+
     @cached_property
     def lease(self) -> StageLease:
         """What this attempt reads and writes, safe from retention while it works."""
@@ -188,7 +193,8 @@ class StageContext:
             self.run.name,
             holder=f"{request.stage}-{request.machine}-{request.iteration}",
             attempt=request.attempt,
-            iteration=request.iteration,
+            # Rollouts may wait in a buffer for a few iterations; evaluations are filed under version k + 1.
+            iterations=range(max(0, request.iteration - self.rollout_lag), request.iteration + 2),
             folder=self.state_dir / "leases" / self.run.name,
             ends_at=self.clock.now() + left_s + LEASE_MARGIN_S,
         )

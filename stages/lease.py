@@ -33,7 +33,15 @@ class StageLease:
     """What one attempt at a stage holds."""
 
     def __init__(
-        self, store: Store, run: str, *, holder: str, attempt: str, iteration: int, folder: Path, ends_at: float
+        self,
+        store: Store,
+        run: str,
+        *,
+        holder: str,
+        attempt: str,
+        iterations: Iterable[int],
+        folder: Path,
+        ends_at: float,
     ) -> None:
         """Describe a lease; nothing is taken yet.
 
@@ -42,7 +50,7 @@ class StageLease:
             run: Run name.
             holder: Stage, machine and iteration, in words.
             attempt: Attempt under which the stage writes.
-            iteration: Iteration k; the rollouts of k and evaluations of version k + 1 are held.
+            iterations: Iterations whose rollouts, and versions whose evaluations, the stage may read.
             folder: Local folder for the lock files of the run's stages on this machine.
             ends_at: When the lease ends by itself, Unix time.
         """
@@ -50,7 +58,7 @@ class StageLease:
         self._run = run
         self._holder = escape_name(f"{holder}-{attempt}")
         self._attempt = attempt
-        self._iterations = (iteration, iteration + 1)
+        self._iterations = tuple(iterations)
         self._path = folder / f"{self._holder}.lock"
         self._expires_at = datetime.fromtimestamp(ends_at, UTC)
         self._policies: set[int] = set()

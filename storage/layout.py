@@ -189,7 +189,7 @@ def iteration_record(run: str, iteration: int) -> str:
 
 def iteration_plan(run: str, iteration: int) -> str:
     """Key of the document that says which plan an iteration uses."""
-    return f"{run_folder(run)}/iterations/{_number(iteration, 'iteration')}/plan.json"
+    return f"{iteration_folder(run, iteration)}/plan.json"
 
 
 def shard_folder(run: str, iteration: int, family: str, shard: int, split: Split | str = Split.TRAIN) -> str:

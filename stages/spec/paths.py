@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from pydantic import BaseModel
+
+from plans.spec.job import JobModels, ModelSpec
 from stages.data.file_source import JSON_LINES_SUFFIXES, PARQUET_SUFFIX
 from stages.spec.source import GgufSource, HuggingFaceSource
 
 if TYPE_CHECKING:
     from stages.spec.job import TrainingJob
+
+DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
 _HUB_DATASETS = "hf:"
 _MARKS = ("./", "../", "~")
@@ -37,11 +42,28 @@ def with_absolute_paths(job: TrainingJob, base: Path) -> TrainingJob:
     if isinstance(source, HuggingFaceSource | GgufSource) and source.path is not None:
         is_hub_id = isinstance(source, HuggingFaceSource) and not source.path.startswith(_MARKS)
         source = source if is_hub_id else source.model_copy(update={"path": absolute(source.path, base)})
+    planner = _with(job.planner, models=_models(job.planner.models, base))
     storage = job.storage
     if storage.root is not None:
         storage = storage.model_copy(update={"root": absolute(storage.root, base)})
-    fields = {name: getattr(job, name) for name in type(job).model_fields}
-    return type(job)(**{**fields, "data": data, "source": source, "storage": storage})
+    return _with(job, data=data, planner=planner, source=source, storage=storage)
+
+
+def _with(document: DocumentT, **changes: object) -> DocumentT:
+    """Return a document with other fields, made anew: a copy would take cached properties along."""
+    fields = {name: getattr(document, name) for name in type(document).model_fields}
+    return type(document)(**{**fields, **changes})
+
+
+def _models(models: JobModels, base: Path) -> JobModels:
+    """Return the models with absolute folders of those that have weights of their own."""
+    found = {name: getattr(models, name) for name in type(models).model_fields}
+    changed = {
+        name: model.model_copy(update={"path": absolute(model.path, base)})
+        for name, model in found.items()
+        if isinstance(model, ModelSpec) and model.path is not None and model.path.startswith(_MARKS)
+    }
+    return models.model_copy(update=changed)
 
 
 def absolute_roots(roots: Mapping[str, str], base: Path) -> dict[str, str]:

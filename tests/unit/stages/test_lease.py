@@ -27,7 +27,7 @@ NOW = datetime.now(UTC)
 
 def _lease(store: Store, folder: Path, attempt: str = "a1") -> StageLease:
     return StageLease(
-        store, "r", holder="train-a0-3", attempt=attempt, iteration=3, folder=folder,
+        store, "r", holder="train-a0-3", attempt=attempt, iterations=(3, 4), folder=folder,
         ends_at=NOW.timestamp() + 3600,
     )  # fmt: skip
 

@@ -94,7 +94,7 @@ def test_missing_columns_are_counted_with_the_first_rows(tmp_path: Path) -> None
 @pytest.mark.parametrize("prompt", ["", None, 3, [], [{"content": "no role"}]])
 def test_prompt_of_a_wrong_type_is_refused(tmp_path: Path, prompt: object) -> None:
     source = write_json_lines(tmp_path / "a.jsonl", [{"prompt": prompt, "answer": "1"}])
-    with pytest.raises(DataError, match="is neither text nor a list of|is empty"):
+    with pytest.raises(DataError, match=r"is neither text nor a list of|is empty"):
         load_dataset(spec(source))
 
 
