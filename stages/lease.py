@@ -23,7 +23,7 @@ from storage.leases import release_lease, take_lease
 from storage.store import Store
 
 KEPT_FOR_GOOD: Final = 0
-"""Policy version that no lease need name: retention never drops it."""
+"""Version of policy and critic that no lease need name: retention never drops it."""
 
 _LOOK_S: Final = 10.0
 """Seconds that another stage may take to find out that a lock's holder is dead."""
@@ -89,7 +89,7 @@ class StageLease:
         wanted = (
             self._policies | (set(policies) - {KEPT_FOR_GOOD}),
             self._checkpoints | set(checkpoints),
-            self._critics | set(critics),
+            self._critics | (set(critics) - {KEPT_FOR_GOOD}),
         )
         if wanted == before:
             return

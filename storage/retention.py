@@ -53,7 +53,8 @@ class RetentionRule:
     keep_every: int | None = None
     """Also keep policy versions divisible by this (>= 1); ``None`` = no such rule."""
     keep_always: tuple[int, ...] = (0,)
-    """Policy versions never dropped; 0 is the initial policy, which the reference log-probs are of."""
+    """Policy and critic versions never dropped; the reference log-probs are of policy 0, and version 0 of both gives
+    engines their architecture."""
     max_staleness: int = 0
     """Policy versions that a rollout may lag: versions >= head - max_staleness - 1 are kept (>= 0)."""
 
@@ -248,7 +249,8 @@ def _unneeded(stores: Sequence[Store], run: str, rule: RetentionRule) -> set[str
     complete = {v for v in policies if find_valid(home, policy_folder(run, v)) is not None}
     keep = kept_versions(complete, rule, head=head) | unreported
     unneeded = {policy_folder(run, v) for v in policies - keep if v < max(complete, default=-1)}
-    resumable = ((checkpoints_folder, checkpoint_folder, set[int]()), (critics_folder, critic_folder, unreported))
+    critics = {*unreported, *rule.keep_always}
+    resumable = ((checkpoints_folder, checkpoint_folder, set[int]()), (critics_folder, critic_folder, critics))
     for base_of, folder_of, keep in resumable:
         points = _committed([home], base_of(run))
         complete = {v for v in points if find_valid(home, folder_of(run, v)) is not None}
@@ -264,7 +266,7 @@ def _bases(store: Store, run: str, doomed: Collection[str]) -> set[str]:
 
 
 def _kept_points(complete: Collection[int], number: int, head: int | None) -> set[int]:
-    """Return the newest resume points up to the head, and all beyond it: what is not in force may yet be thrown away."""
+    """Return the newest resume points up to the head, and all beyond it: those may yet be thrown away."""
     in_force = sorted(v for v in complete if head is None or v <= head)
     return {*in_force[-number:], *(v for v in complete if head is not None and v > head)}
 

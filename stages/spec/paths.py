@@ -42,7 +42,8 @@ def with_absolute_paths(job: TrainingJob, base: Path) -> TrainingJob:
     if isinstance(source, HuggingFaceSource | GgufSource) and source.path is not None:
         is_hub_id = isinstance(source, HuggingFaceSource) and not source.path.startswith(_MARKS)
         source = source if is_hub_id else source.model_copy(update={"path": absolute(source.path, base)})
-    planner = _with(job.planner, models=_models(job.planner.models, base))
+    models = _models(job.planner.models, base)
+    planner = job.planner if models == job.planner.models else _with(job.planner, models=models)
     storage = job.storage
     if storage.root is not None:
         storage = storage.model_copy(update={"root": absolute(storage.root, base)})

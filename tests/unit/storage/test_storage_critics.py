@@ -14,6 +14,7 @@ from storage.errors import AlreadyPublishedError, CorruptObjectError, ObjectMiss
 from storage.layout import Kind, critic_folder, manifest_key, parse_key
 from storage.policies import publish_policy
 from storage.retention import RetentionRule, apply_retention
+from storage.runs import IterationRecord, write_iteration
 from storage.store import Store, open_store
 from storage.verify import verify_run
 
@@ -75,10 +76,8 @@ def test_old_critics_go_with_old_policies_and_the_first_stays(store: Store) -> N
     for version in range(6):
         publish(store, version)
         publish_policy(store, "r", version, {"model.safetensors": weights(version)}, created_by="test")
-    rule = RetentionRule(keep_newest=2, grace_s=0.0)
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    apply_retention(store, "r", rule, now)
-    deleted = apply_retention(store, "r", rule, now).deleted
+        write_iteration(store, IterationRecord(run="r", iteration=version))
+    deleted = apply_retention(store, "r", RetentionRule(keep_newest=2), datetime(2026, 1, 1, tzinfo=UTC)).deleted
     assert [folder for folder in deleted if "/critics/" in folder] == [critic_folder("r", v) for v in (1, 2, 3)]
     assert resolve_critic(store, "r", 0).version == 0
 

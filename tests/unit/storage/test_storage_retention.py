@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from storage.checkpoints import load_checkpoint, read_index, save_checkpoint
+from storage.critics import publish_critic
 from storage.errors import CorruptObjectError, InvalidInputError, ObjectMissingError
-from storage.layout import checkpoint_folder, lease, policy_folder, retention_ledger
+from storage.layout import checkpoint_folder, critic_folder, lease, policy_folder, retention_ledger
 from storage.leases import RetentionLedger, live_leases, read_ledger, release_lease, take_lease
 from storage.manifest import find_valid
 from storage.policies import publish_policy, resolve_policy
@@ -110,6 +111,33 @@ def test_policies_and_resume_points_have_their_own_numbers_to_keep(store: Store)
     apply_retention(store, RUN, rule, NOW)
     assert _there(store, range(7)) == [0, 2, 4, 5, 6]
     assert read_index(store, RUN) == (6,)
+
+
+def test_resume_point_of_the_head_stays_beside_one_that_is_not_in_force_yet(store: Store) -> None:
+    """Training has finished version 5, but it was never committed: the run goes on from version 4."""
+    _policies(store, range(5))
+    for version in range(1, 6):
+        _checkpoint(store, version)
+    apply_retention(store, RUN, RetentionRule(keep_newest=1, keep_checkpoints=1), NOW)
+    assert read_index(store, RUN) == (4, 5)
+
+
+def test_critics_go_with_the_resume_points_unless_leased_or_unreported(store: Store) -> None:
+    _policies(store, range(7), unreported=(1,))
+    for version in range(7):
+        weights = policy_files(version)["model.safetensors"]
+        publish_critic(
+            store, RUN, version, {"model.safetensors": weights}, {"optimizer.bin": b"x"}, config_hash="c",
+            dataset_fingerprint="d", created_by="test",
+        )  # fmt: skip
+    take_lease(store, RUN, "values", expires_at=LATER, critic_versions=[3])
+    rule = RetentionRule(keep_newest=1, keep_checkpoints=2)
+    report = apply_retention(store, RUN, rule, NOW)
+    kept = [version for version in range(7) if find_valid(store, critic_folder(RUN, version)) is not None]
+    assert kept == [0, 2, 3, 5, 6]
+    assert report.spared == [critic_folder(RUN, 3)]
+    with pytest.raises(ObjectMissingError, match="critics/4 cannot be leased"):
+        take_lease(store, RUN, "late", expires_at=LATER, critic_versions=[4])
 
 
 def test_version_whose_iteration_is_not_reported_stays(store: Store) -> None:
