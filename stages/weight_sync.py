@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -17,7 +14,6 @@ from stages.policy_files import fetch_local, policy_at_home
 from stages.sharding import local_replicas
 from storage.errors import CorruptObjectError, ObjectMissingError
 from storage.layout import manifest_key, policy_folder
-from storage.leases import release_lease, take_lease
 from storage.policies import Policy, head_version, resolve_policy
 from storage.policy_copies import find_copy, publish_copy
 from storage.policy_fetch import FetchedPolicy, delta_file, open_delta
@@ -64,39 +60,20 @@ def _copy(context: StageContext, policy: Policy) -> FetchedPolicy | None:
         return None
     work = context.state_dir / "work" / context.run.name / f"sync-{policy.version}-{context.request.attempt}"
     try:
-        with _lease(context, policy):
-            fetched = fetch_local(context, policy, [context.home], deltas=work)
-            with context.phase("copy"):
-                publish_copy(
-                    context.store,
-                    fetched.local,
-                    policy,
-                    delta=_delta(context, policy, work),
-                    base=_base_in_region(context, policy),
-                    created_by=context.created_by,
-                    attempt=context.request.attempt,
-                )
+        fetched = fetch_local(context, policy, [context.home], deltas=work)
+        with context.phase("copy"):
+            publish_copy(
+                context.store,
+                fetched.local,
+                policy,
+                delta=_delta(context, policy, work),
+                base=_base_in_region(context, policy),
+                created_by=context.created_by,
+                attempt=context.request.attempt,
+            )
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return fetched
-
-
-@contextmanager
-def _lease(context: StageContext, policy: Policy) -> Iterator[None]:
-    """Keep retention away from a version while its bytes are on the way."""
-    holder = f"sync-{context.machine.name}-{context.request.attempt}"
-    ends = context.clock.now() + context.deadline.remaining_s(f"policy version {policy.version}")
-    take_lease(
-        context.home,
-        policy.run,
-        holder,
-        expires_at=datetime.fromtimestamp(ends, UTC),
-        policy_versions=[policy.version],
-    )
-    try:
-        yield
-    finally:
-        release_lease(context.home, policy.run, holder)
 
 
 def _delta(context: StageContext, policy: Policy, work: Path) -> Path | None:

@@ -21,7 +21,6 @@ from storage.errors import CorruptObjectError, InvalidInputError, ObjectMissingE
 from storage.layout import manifest_key, policy_folder, policy_head
 from storage.manifest import Manifest, Part, PartSource, commit, find_valid, load_manifest
 from storage.store import Store
-from storage.weight_delta import encode_delta
 from storage.weights_hash import combined_hash, tensor_digests
 
 POLICY_KIND = "policy"
@@ -269,6 +268,8 @@ def num_rollbacks(head: PolicyHead | None, version: int) -> int:
 
 
 def _delta_from(base: LocalPolicy, files: Mapping[str, bytes | Path], digests: Mapping[str, str]) -> bytes | None:
+    from storage.weight_delta import encode_delta  # numpy: the Airflow side reads heads only
+
     return encode_delta(base.weight_files(), files, base_weights_hash=base.policy.weights_hash, digests=digests)
 
 

@@ -29,6 +29,7 @@ from storage.policy_fetch import delta_file, fetch_policy, open_delta
 from storage.replication import replicate_iteration
 from storage.retention import RetentionRule, apply_retention, collect_orphans
 from storage.rollouts import find_shard, read_rollouts, write_rollouts
+from storage.runs import IterationRecord, write_iteration
 from storage.store import Store
 from storage.transfer import Link
 from storage.verify import Severity, verify_run
@@ -112,6 +113,7 @@ class World:
                     (folder / name).write_bytes(data)
                 base = LocalPolicy(resolve_policy(home, RUN, version - 1), folder)
             publish_policy(home, RUN, version, FILES[version], created_by="t", base=base)
+            write_iteration(home, IterationRecord(run=RUN, iteration=version - 1))
 
         return run
 
@@ -136,9 +138,8 @@ class World:
         return [v for v in range(version - 1, 0, -1) if (self.disk / str(v)).is_dir() and home.exists(_manifest(v))][:1]
 
     def _retain(self, home: Store, region: Store) -> None:
-        rule = RetentionRule(keep_newest=2, keep_every=ANCHOR_EVERY, keep_always=(), grace_s=0)
-        for store in (home, region):
-            apply_retention(store, RUN, rule, NOW)
+        rule = RetentionRule(keep_newest=2, keep_every=ANCHOR_EVERY, keep_always=())
+        apply_retention(home, RUN, rule, NOW, copies=[region])
 
     def check_readers(self, choice: random.Random) -> None:
         """Whoever reads gets all of it, or a typed error; one store and two versions each time, for speed."""

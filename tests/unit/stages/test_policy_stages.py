@@ -257,7 +257,9 @@ def test_w6_weight_sync_holds_a_lease_while_bytes_are_on_the_way(
         return publish_copy(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(weight_sync, "publish_copy", spying)
-    weight_sync.run_stage(make_context(run, tmp_path, "weight_sync", 0, "b0", region="b"))
+    context = make_context(run, tmp_path, "weight_sync", 0, "b0", region="b")
+    weight_sync.run_stage(context)
+    context.close()
 
     assert seen == [(1,)]
     assert live_leases(home.home, "r", NOW) == []
