@@ -51,7 +51,7 @@ class RetentionRule:
     keep_checkpoints: int = 2
     """Newest complete resume points, and critics, kept up to the head (>= 1); those beyond it are kept too."""
     keep_every: int | None = None
-    """Also keep policy versions divisible by this (>= 1); ``None`` = no such rule."""
+    """Also keep versions divisible by this, with their resume points, to rewind to (>= 1); ``None`` = no such rule."""
     keep_always: tuple[int, ...] = (0,)
     """Policy and critic versions never dropped; the reference log-probs are of policy 0, and version 0 of both gives
     engines their architecture."""
@@ -254,7 +254,7 @@ def _unneeded(stores: Sequence[Store], run: str, rule: RetentionRule) -> set[str
     for base_of, folder_of, keep in resumable:
         points = _committed([home], base_of(run))
         complete = {v for v in points if find_valid(home, folder_of(run, v)) is not None}
-        kept = _kept_points(complete, rule.keep_checkpoints, head) | keep
+        kept = _kept_points(complete, rule, head) | keep
         unneeded |= {folder_of(run, v) for v in points - kept if v < max(complete, default=-1)}
     return unneeded
 
@@ -265,10 +265,11 @@ def _bases(store: Store, run: str, doomed: Collection[str]) -> set[str]:
     return {policy_folder(run, v) for v in bases_needed(store, run, staying)}
 
 
-def _kept_points(complete: Collection[int], number: int, head: int | None) -> set[int]:
-    """Return the newest resume points up to the head, and all beyond it: those may yet be thrown away."""
+def _kept_points(complete: Collection[int], rule: RetentionRule, head: int | None) -> set[int]:
+    """Return the newest resume points up to the head, every K-th, and all beyond the head: those may yet go."""
     in_force = sorted(v for v in complete if head is None or v <= head)
-    return {*in_force[-number:], *(v for v in complete if head is not None and v > head)}
+    every = {v for v in complete if rule.keep_every is not None and v % rule.keep_every == 0}
+    return {*in_force[-rule.keep_checkpoints :], *every, *(v for v in complete if head is not None and v > head)}
 
 
 def _committed(stores: Iterable[Store], base: str) -> set[int]:

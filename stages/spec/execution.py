@@ -70,7 +70,7 @@ class StorageSpec(Section):
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest resume points kept."""
     keep_every: int = Field(default=0, ge=0)
-    """Also keep every n-th policy version for good; 0 keeps none."""
+    """Also keep every n-th policy version for good, with its resume point, to rewind to; 0 keeps none."""
     anchor_every: int = Field(default=16, ge=1)
     """Every n-th policy version is stored whole in every region; between them the regions get exact deltas, where there
     are several regions or the store is remote. 1 = always whole."""

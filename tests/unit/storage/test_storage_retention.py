@@ -107,10 +107,9 @@ def test_policies_and_resume_points_have_their_own_numbers_to_keep(store: Store)
     _policies(store, range(7))
     for version in range(1, 7):
         _checkpoint(store, version)
-    rule = RetentionRule(keep_newest=3, keep_checkpoints=1, keep_every=2)
-    apply_retention(store, RUN, rule, NOW)
-    assert _there(store, range(7)) == [0, 2, 4, 5, 6]
-    assert read_index(store, RUN) == (6,)
+    apply_retention(store, RUN, RetentionRule(keep_newest=3, keep_checkpoints=1, keep_every=4), NOW)
+    assert _there(store, range(7)) == [0, 4, 5, 6]
+    assert read_index(store, RUN) == (4, 6)  # a run can be rewound to what is kept for good
 
 
 def test_resume_point_of_the_head_stays_beside_one_that_is_not_in_force_yet(store: Store) -> None:
