@@ -160,9 +160,8 @@ def test_retention_and_orphan_collection_spare_what_was_set_aside(store: Store) 
     kept = superseded_parts(store, RUN)
     for version in (2, 3, 4):
         publish_policy(store, RUN, version, policy_files(version + 40), created_by="test")
-    rule = RetentionRule(keep_newest=1, grace_s=0)
-    apply_retention(store, RUN, rule, NOW)
-    assert layout.policy_folder(RUN, 2) in apply_retention(store, RUN, rule, NOW + timedelta(hours=1)).deleted
+        write_iteration(store, IterationRecord(run=RUN, iteration=version - 1))
+    assert layout.policy_folder(RUN, 2) in apply_retention(store, RUN, RetentionRule(keep_newest=1), NOW).deleted
     collect_orphans(store, RUN, now=NOW + timedelta(days=40_000), grace_s=0)
     assert all(store.exists(path) for path in kept)
 
