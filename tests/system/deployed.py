@@ -45,10 +45,18 @@ class Deployment:
     def motley(self, *arguments: str, timeout_s: float = 900.0) -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "cli", *arguments],
-            env={**os.environ, "MOTLEY_HOME": str(self.home.path), "PYTHONPATH": str(REPOSITORY)},
-            capture_output=True, text=True, check=False, timeout=timeout_s, cwd=self.home.path,
+            self.command(*arguments), env=self.environment, capture_output=True, text=True, check=False,
+            timeout=timeout_s, cwd=self.home.path,
         )  # fmt: skip
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the argument list of a `motley` command."""
+        return [sys.executable, "-m", "cli", *arguments]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment that such a command needs."""
+        return {**os.environ, "MOTLEY_HOME": str(self.home.path), "PYTHONPATH": str(REPOSITORY)}
 
     @property
     def record(self) -> DeploymentRecord:
