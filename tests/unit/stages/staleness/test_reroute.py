@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from plans.cost import CostModel
 from plans.plan import Plan, check_plan
 from plans.spec.load import load_cluster, load_job
 from plans.workflow import RlTask
-from stages.planning import choose_plan
+from stages.single_machine_plan import plan_on_machine
 from stages.staleness.reroute import replica_rates, reroute
 from storage.manifest import Manifest, Part
 
@@ -36,7 +37,7 @@ lengths: {prompt: 64, response: 64}
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    found = choose_plan(CLUSTER, JOB, profiles={}, seed=0)
+    found = plan_on_machine(CLUSTER, JOB, CLUSTER.machines[0], CostModel.paper())
     assert [replica.samples for replica in found.tasks[RlTask.ACTOR_GENERATION].replicas] == [50, 50]
     return found
 
