@@ -2,7 +2,7 @@
 
 ```
 wait_for_policy -> profile.<queue>... -> plan -> prepare.<queue>... -> generate.<queue>... -> infer.<queue>...
-    [-> wait_for_turn] -> train.<queue>... -> commit_policy -> sync.<region>... -> evaluate.<queue>... -> report
+    [-> wait_for_turn] -> train.<queue>... -> commit_policy -> sync.<region>... [-> evaluate.<queue>...] -> report
 ```
 PPO has a row for each of its tasks, in the order of the paper's graph (HetRL, section 2):
 ```
@@ -119,6 +119,7 @@ def build_run_dag(entry: RunEntry) -> DAG:
 
 def _wire(entry: RunEntry) -> None:
     rows = _Rows(entry)
+    syncs, report = rows.per_region(StageName.WEIGHT_SYNC, prefix="sync"), rows.once(StageName.REPORT)
     steps: list[list[BaseOperator]] = [
         [rows.gate("wait_for_policy", max_lead=entry.lead)],
         rows.per_queue(StageName.PROFILE),
@@ -127,11 +128,13 @@ def _wire(entry: RunEntry) -> None:
         rows.per_queue(StageName.GENERATE),
         *(_ppo_steps(rows) if entry.algorithm == "ppo" else _grpo_steps(rows)),
         [rows.once(StageName.COMMIT_POLICY)],
-        rows.per_region(StageName.WEIGHT_SYNC, prefix="sync"),
+        syncs,
         rows.per_queue(StageName.EVALUATE),
-        [rows.once(StageName.REPORT)],
+        [report],
     ]
     _chain([step for step in steps if step])
+    # The plan may skip every evaluation before anything else ran, and a rule looks at direct upstreams only.
+    _chain([syncs, [report]])
 
 
 def _grpo_steps(rows: _Rows) -> list[list[BaseOperator]]:

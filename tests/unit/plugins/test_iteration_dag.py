@@ -15,6 +15,7 @@ from airflow.sdk import TriggerRule
 from airflow.serialization.serialized_objects import DagSerialization
 
 from plugins.iteration_dag import build_run_dag, build_run_dags
+from plugins.stage_operator import PLANNED_STAGES
 from stages.run_entry import MachineEntry, RunEntry
 
 
@@ -46,7 +47,7 @@ def test_dag_of_one_machine_is_a_chain() -> None:
         "infer.q-a": ["train.q-a"],
         "train.q-a": ["commit_policy"],
         "commit_policy": ["sync.local"],
-        "sync.local": ["evaluate.q-a"],
+        "sync.local": ["evaluate.q-a", "report"],
         "evaluate.q-a": ["report"],
         "report": [],
     }
@@ -61,7 +62,7 @@ def test_dag_of_two_machines_has_a_row_per_queue_and_region_and_a_gate_before_tr
     assert found["infer.q-b"] == ["wait_for_turn"]
     assert found["wait_for_turn"] == ["train.q-a", "train.q-b"]
     assert found["commit_policy"] == ["sync.east", "sync.west"]
-    assert found["sync.west"] == ["evaluate.q-a", "evaluate.q-b"]
+    assert found["sync.west"] == ["evaluate.q-a", "evaluate.q-b", "report"]
 
 
 def test_ppo_has_a_row_per_task_side_by_side_as_in_the_papers_graph() -> None:
@@ -86,6 +87,28 @@ def test_asynchronous_ppo_waits_for_its_turn_before_the_critics_values() -> None
         "critic_training.q-a", "critic_training.q-b", "train.q-a", "train.q-b"
     }  # fmt: skip
     assert found["critic_inference.q-b"] == found["reward_inference.q-a"]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("entry", [ONE, TWO, TWO.model_copy(update={"max_staleness": 0})])
+@pytest.mark.parametrize(
+    ("iteration", "queues"), [(0, ["q-a"]), (0, ["q-a", "q-b"]), (1, ["q-a"]), (1, ["q-b"]), (4, ["q-b"])]
+)
+def test_no_row_overtakes_one_that_has_work_when_the_plan_skips_others(
+    entry: RunEntry, algorithm: str, iteration: int, queues: list[str]
+) -> None:
+    """The plan skips rows at once; a rule that looks at direct upstreams only must not let a later row start early."""
+    dag = build_run_dag(entry.model_copy(update={"algorithm": algorithm, "evaluate_every": 2}))
+    plan: Any = dag.get_task("plan")
+    wanted = dict.fromkeys(PLANNED_STAGES, queues)
+    skipped = set(plan.idle_rows(iteration, {stage.value: names for stage, names in wanted.items()}))
+    settled = {*skipped, "plan", *plan.get_flat_relative_ids(upstream=True)}
+    while waiting := [task for task in dag.tasks if task.task_id not in settled]:
+        ready = [task for task in waiting if task.upstream_task_ids <= settled]
+        assert ready
+        for task in ready:
+            assert task.get_flat_relative_ids(upstream=True) <= settled, task.task_id
+        settled.add(ready[0].task_id)
 
 
 def test_dag_settings_follow_from_the_staleness_bound() -> None:
