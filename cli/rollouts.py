@@ -122,7 +122,7 @@ def sql(
 
     Views: completions (all below joined), rollouts, rewards, reference, critic_values, training, iterations, metrics.
 
-    Example: motley rollouts sql quickstart "SELECT iteration, avg(reward) FROM completions GROUP BY 1 ORDER BY 1"
+    Example: motley rollouts sql quickstart "SELECT split, iteration, avg(reward) FROM completions GROUP BY ALL"
     """
     import duckdb
 
