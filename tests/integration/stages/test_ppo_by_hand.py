@@ -46,7 +46,8 @@ def test_iteration_commits_policy_critic_and_values(run: HandRun) -> None:
     assert record.metrics["value_loss"] > 0.0
     assert record.metrics["explained_variance"] == 0.0
     assert record.metrics["kl_weight"] == 0.05
-    assert {"reward_inference", "critic_inference", "critic_training", "train"} <= record.predicted_s.keys()
+    # The rule-based reward has no model, so the planner predicts no time for it.
+    assert {"reference_inference", "critic_inference", "critic_training", "train"} <= record.predicted_s.keys()
 
 
 def test_crash_between_critic_and_policy_training_trains_neither_twice(run: HandRun) -> None:
