@@ -32,7 +32,8 @@ REPOSITORY = Path(__file__).parents[2]
 #: Measured rates and times, and predictions made from them, differ from run to run; everything else must not.
 _TIMED_METRICS = frozenset({
     "tokens_per_s", "overhead_fraction", "publish_lag_s", "balance_drift", "producer_samples_per_s",
-    "consumer_samples_per_s", "predicted_producer_samples_per_s", "predicted_consumer_samples_per_s", "turn_wait_s", "generation_idle_s", "training_idle_s",
+    "consumer_samples_per_s", "predicted_producer_samples_per_s", "predicted_consumer_samples_per_s",
+    "turn_wait_s", "generation_idle_s", "training_idle_s",
 })  # fmt: skip
 
 
