@@ -61,16 +61,20 @@ def test_lease_of_a_killed_stage_is_given_back_by_the_next_one_on_the_machine(tm
     try:
         assert child.stdout.readline() == "held\n"
         store = open_store(str(tmp_path / "store"), is_synced=False)
-        _lease(store, tmp_path / "leases", "beside").take()
+        beside = _lease(store, tmp_path / "leases", "beside")  # alive as long as the object is: it owns the lock
+        beside.take()
         assert sorted(held.attempts[0] for held in live_leases(store, "r", NOW)) == ["beside", "dead"]
     finally:
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
         child.stdout.close()
 
-    _lease(store, tmp_path / "leases", "later").take()
+    later = _lease(store, tmp_path / "leases", "later")
+    later.take()
 
     assert sorted(held.attempts[0] for held in live_leases(store, "r", NOW)) == ["beside", "later"]
+    beside.release()
+    later.release()
 
 
 def test_attempt_that_already_works_is_not_worked_on_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
