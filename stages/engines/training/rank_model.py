@@ -6,6 +6,7 @@ All ranks call the same method with the same arguments at the same time.
 from __future__ import annotations
 
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class TrainerSettings:
     """Padded tokens per forward pass without gradients."""
 
 
-class RankModel:
+class RankModel(ABC):
     """One rank's copy of the weights and of the optimizer; the base of the trainers."""
 
     def __init__(self, settings: TrainerSettings, place: RankPlace, store: Any = None) -> None:  # noqa: ANN401
@@ -74,9 +75,9 @@ class RankModel:
         self._optimizer: torch.optim.Optimizer | None = None
         self.counts = TrainerCounts()
 
+    @abstractmethod
     def load_module(self, dtype: torch.dtype) -> Any:  # noqa: ANN401 - a module whose `model` is transformers'
         """Return the module that the ranks wrap."""
-        raise NotImplementedError
 
     @property
     def vocab_size(self) -> int:
@@ -122,9 +123,9 @@ class RankModel:
         """Leave the other ranks."""
         self.ranks.close()
 
+    @abstractmethod
     def numbers_of(self, bare: nn.Module, tensors: RowTensors) -> torch.Tensor:
         """Return one number per completion token of a batch, [N], without gradient; runs under autocast."""
-        raise NotImplementedError
 
     def score_into(self, scores: StartLogprobs, rows: Sequence[Row], row_indices: Sequence[int]) -> None:
         """Compute the numbers of some rows, each on one rank, and share them."""

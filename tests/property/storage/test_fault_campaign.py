@@ -231,8 +231,10 @@ def run_schedule(seed: int) -> Counter[str]:
 def test_campaign_of_random_faults() -> None:
     seed = secrets.randbelow(1 << 32)
     print(f"campaign: schedules {seed} to {seed + 11}")  # noqa: T201 - the way to repeat a failure
+    seen: Counter[str] = Counter()
     for number in range(seed, seed + 12):
-        run_schedule(number)
+        seen += run_schedule(number)
+    assert seen.total() >= 12
 
 
 @pytest.mark.slow
