@@ -40,7 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandRun]:
     """Four iterations; generation runs one ahead, beside training and evaluation."""
     run = HandRun(tmp_path_factory.mktemp("async"), samples_per_shard=4, changes=JOB, count=2)
     try:
-        join(run.lane(("prepare", 0), *((stage, 0) for stage in PRODUCE)))
+        join(run.lane(*((stage, 0) for stage in ("plan", "prepare", *PRODUCE[1:]))))
         for k in range(4):
             consumer = run.lane(*((stage, k) for stage in CONSUME))
             producer = run.lane(*((stage, k + 1) for stage in PRODUCE)) if k < 3 else None
