@@ -10,19 +10,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from plans.cost.collectives import LinkTimes
 from plans.cost.compact import CompactTask
-from plans.cost.lineup import Row
 from plans.cost.model import CostModel, Fanout
 from plans.cost.transfer import StageSlots, WeightLine, is_clearly_less, transfer_s
 from plans.spec.cluster import ClusterView
 
 Piece = tuple[int, float]
 """A sending stage and the bytes that one of its shards sends to one receiver."""
+
+MachineRow = tuple[int, ...]
+"""Machines of a replica's stages [pp], where every TP group lies inside one machine."""
 
 
 #: Home of a GPU that does not train.
@@ -62,9 +64,9 @@ class FastTransfer:
             return transfer_s(self._line, self._view, self.links, self._model, _slots(training), _slots(generation))
         return self._model.sync_factor * _Direct(self, training, generation).shared_s()
 
-    def rows(self, placement: CompactTask) -> tuple[Row, ...]:
-        """Return the machines of a placement's stages."""
-        return placement.lineup(self._machine_of).rows
+    def rows(self, placement: CompactTask) -> tuple[MachineRow, ...]:
+        """Return the machines of a local placement's stages."""
+        return cast("tuple[MachineRow, ...]", placement.lineup(self._machine_of).rows)
 
     def pieces(self, training: CompactTask, generation: CompactTask) -> list[list[Piece]]:
         """Return, for each generation stage, the training stages that it takes from with the bytes per shard pair."""
@@ -102,7 +104,7 @@ class _Direct:
         self.fan_out = max(1, generation.tp // training.tp)
         self.sources = [[source for source, _ in pieces] for pieces in self.pieces]
         self.pulls: dict[tuple[int, int], list[_Pull]] = {}
-        self.holder_pulls: dict[tuple[int, int, Row, int, int, bool], _Pull] = {}
+        self.holder_pulls: dict[tuple[int, int, MachineRow, int, int, bool], _Pull] = {}
         self.order = sorted(self.firsts.values())
         self.sent: dict[tuple[int, int, int], float] = {}
 
@@ -111,7 +113,7 @@ class _Direct:
         slowest = 0.0
         sent: dict[tuple[int, int], float] = {}
         for (stage, machine), count in Counter([place for row in self.receiving for place in enumerate(row)]).items():
-            best = _first_clearly_best(self._pulls_of(stage, machine))  # type: ignore[arg-type]
+            best = _first_clearly_best(self._pulls_of(stage, machine))
             slowest = max(slowest, best.seconds)
             for (source, _), busy in zip(self.pieces[stage], best.busy, strict=True):
                 place = (best.replica, source)
@@ -131,11 +133,11 @@ class _Direct:
                     own, own_stage, shard = homes.get(next(gpus), _NOWHERE)
                     first = rank * t // t_g
                     if own_stage in sources and first <= shard < first + self.fan_in:
-                        pull = self._holder_pull(stage, machine, own, own_stage)  # type: ignore[arg-type]
+                        pull = self._holder_pull(stage, machine, own, own_stage)
                         slowest = max(slowest, pull.seconds)
                         self._add(pull, sources, first, 1, kept=(own, own_stage, shard))
                     else:
-                        empty[stage, machine, rank] += 1  # type: ignore[index]
+                        empty[stage, machine, rank] += 1
         for (stage, machine, rank), count in empty.items():
             pull = _first_clearly_best(self._pulls_of(stage, machine))
             slowest = max(slowest, pull.seconds)
@@ -171,10 +173,10 @@ class _Direct:
         best = _first_clearly_best(sorted([*pulls, mine]))
         return best._replace(replica=-1) if best is mine else best
 
-    def _busy(self, row: Row, stage: int, machine: int) -> list[float]:
+    def _busy(self, row: MachineRow, stage: int, machine: int) -> list[float]:
         """Return the seconds from one shard of each sending stage of a training replica to a machine."""
         edge_s = self.tools.links.edge_s
-        return [edge_s(row[source], machine, num_bytes) for source, num_bytes in self.pieces[stage]]  # type: ignore[arg-type]
+        return [edge_s(row[source], machine, num_bytes) for source, num_bytes in self.pieces[stage]]
 
     def _pulls_of(self, stage: int, machine: int) -> list[_Pull]:
         """Return the pulls of a receiver that holds nothing, from one replica of each kind, in their order."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,23 +31,23 @@ def random_batch(seed: int) -> TokenBatch:
     )
 
 
-def targets(batch: TokenBatch, **changes: object) -> TokenTargets:
-    options: dict[str, object] = {
+def targets(batch: TokenBatch, **changes: Any) -> TokenTargets:
+    options: dict[str, Any] = {
         "discount": 0.9, "gae_lambda": 0.8, "kl_estimator": "k1", "kl_weight": 0.1, "is_whitened": False,
     }  # fmt: skip
-    return token_targets(batch, **{**options, **changes})  # type: ignore[arg-type]
+    return token_targets(batch, **{**options, **changes})
 
 
 def reordered(batch: TokenBatch, order: list[int]) -> TokenBatch:
-    def taken(rows: object) -> list[object]:
-        return [rows[i] for i in order]  # type: ignore[index]
+    def taken(rows: Sequence[Any]) -> list[Any]:
+        return [rows[i] for i in order]
 
     return TokenBatch(
         rewards=batch.rewards[order],
         kept=batch.kept[order],
-        policy_logprobs=taken(batch.policy_logprobs),  # type: ignore[arg-type]
-        reference_logprobs=taken(batch.reference_logprobs),  # type: ignore[arg-type]
-        values=taken(batch.values),  # type: ignore[arg-type]
+        policy_logprobs=taken(batch.policy_logprobs),
+        reference_logprobs=taken(batch.reference_logprobs),
+        values=taken(batch.values),
     )
 
 
