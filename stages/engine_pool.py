@@ -101,18 +101,7 @@ class EnginePool:
 
     def reference(self, replica: int, policy: Policy) -> RemoteEngine:
         """Return the scoring engine of a replica of the reference policy, holding its weights."""
-        job = self._context.job
-        placed = self._context.plan.tasks[RlTask.REFERENCE_INFERENCE].replicas[replica]
-        launch = self._launch(
-            "scoring",
-            "transformers",
-            RlTask.REFERENCE_INFERENCE,
-            placed,
-            replica,
-            dtype=job.engines.generation.dtype,
-            max_num_seqs=job.planner.generation.max_num_seqs,
-            options={},
-        )
+        launch = self._inference_launch("scoring", RlTask.REFERENCE_INFERENCE, replica)
         return self._with_weights(launch, policy)[0]
 
     def training(self, model_dir: Path) -> RemoteEngine:
@@ -156,23 +145,26 @@ class EnginePool:
             directory: The reward model.
             weights_hash: What the weights must hash to.
         """
-        job = self._context.job
-        placed = self._context.plan.tasks[RlTask.REWARD_INFERENCE].replicas[replica]
-        launch = self._launch(
-            "reward",
-            "transformers",
-            RlTask.REWARD_INFERENCE,
-            placed,
-            replica,
-            dtype=job.engines.generation.dtype,
-            max_num_seqs=job.planner.generation.max_num_seqs,
-            options={},
-        )
+        launch = self._inference_launch("reward", RlTask.REWARD_INFERENCE, replica)
         engine = self._acquire(launch, directory)
         if engine.info().weights_hash != weights_hash:
             self._context.log("load", role="reward", engine=launch.name, path=directory)
             engine.load_weights(directory, 0, weights_hash)
         return engine
+
+    def _inference_launch(self, role: Role, rl_task: RlTask, replica: int) -> EngineLaunch:
+        """Return the launch of a replica that computes forward passes of a model nobody trains."""
+        job = self._context.job
+        return self._launch(
+            role,
+            "transformers",
+            rl_task,
+            self._context.plan.tasks[rl_task].replicas[replica],
+            replica,
+            dtype=job.engines.generation.dtype,
+            max_num_seqs=job.planner.generation.max_num_seqs,
+            options={},
+        )
 
     def _training_launch(self, role: Role, rl_task: RlTask) -> EngineLaunch:
         context, job = self._context, self._context.job
