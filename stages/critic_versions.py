@@ -8,12 +8,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.context import StageContext
-from stages.engine_pool import SAME_ENGINE_GAP
-from stages.engines.canary import CanaryRecord, check_canary
-from stages.engines.client import RemoteEngine
+from stages.engines.canary import SAME_ENGINE_GAP, CanaryRecord, check_canary
 from stages.errors import ContractError, WeightMismatchError
 from stages.model_children import run_heads
 from stages.policy_files import files_of, prune_copies
@@ -29,6 +27,9 @@ from storage.errors import CorruptObjectError
 from storage.layout import critic_folder
 from storage.manifest import sha256_of_file
 from storage.policies import head_version
+
+if TYPE_CHECKING:  # the client loads an HTTP library, which stages without an engine don't need
+    from stages.engines.client import RemoteEngine
 
 
 def authoritative_critic(context: StageContext) -> Critic | None:

@@ -35,9 +35,6 @@ from storage.policies import Policy
 if TYPE_CHECKING:  # stages.context makes the pool
     from stages.context import StageContext
 
-#: Training engines on one machine come back with the same numbers bit for bit; anything more is another state.
-SAME_ENGINE_GAP: Final = 1e-6
-
 _ONE_DEVICE_ENGINES: Final = frozenset({"transformers", "accelerate"})
 
 

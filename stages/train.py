@@ -13,8 +13,8 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from stages.context import StageContext, StageOutcome
-from stages.engine_pool import SAME_ENGINE_GAP, canary_of
-from stages.engines.canary import check_canary
+from stages.engine_pool import canary_of
+from stages.engines.canary import SAME_ENGINE_GAP, check_canary
 from stages.engines.client import RemoteEngine
 from stages.engines.protocol import TrainingOutcome, TrainingRequest
 from stages.errors import ContractError, NumericsError, WeightMismatchError

@@ -22,6 +22,8 @@ NUM_ROWS: Final = 4
 """Canary rows."""
 COMPLETION_TOKENS: Final = 32
 """Tokens scored per row, at most."""
+SAME_ENGINE_GAP: Final = 1e-6
+"""Training engines on one machine come back with the same numbers bit for bit; anything more is another state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,14 @@ def test_light_module_imported_alone_loads_no_heavy_library(module: str) -> None
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
 
 
+@pytest.mark.parametrize("stage", ["plan", "commit_policy", "replicate", "report"])
+def test_stage_without_an_engine_loads_no_http_client(stage: str) -> None:
+    """A stage process lives for a second or two; the client would be a good part of that."""
+    code = f"import sys, stages.{stage}; print([m for m in ('httpx', 'rich', 'click') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
+
+
 @pytest.mark.parametrize("package", ["plans", "storage", "stages", "cli"])
 def test_package_name_resolves_inside_the_repository(package: str) -> None:
     code = f"import {package}; print({package}.__file__ or list({package}.__path__)[0])"
