@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
@@ -127,10 +128,15 @@ def _row_of(record: Mapping[str, Any], spec: DataSpec) -> RawRow:
     return RawRow(
         example=None if columns.prompt_id is None else str(record[columns.prompt_id]),
         prompt=prompt if isinstance(prompt, str) else tuple(prompt),
-        answer=None if answer is None else answer_text(answer),
+        answer=None if _is_missing(answer) else answer_text(answer),
         metadata={name: _json_value(record[name]) for name in kept},
         environment=None if columns.environment is None else str(record[columns.environment]),
     )
+
+
+def _is_missing(answer: object) -> bool:
+    # Table libraries write a missing number as NaN, which would become the text "nan" and pass for a gold answer.
+    return answer is None or (isinstance(answer, float) and not math.isfinite(answer))
 
 
 def answer_text(answer: object) -> str:

@@ -25,7 +25,9 @@ def hf_rows(spec: DataSpec, dataset_id: str) -> Iterator[RawRow]:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"data.source hf:{dataset_id} needs the package datasets: {error}") from error
+        raise DataError(
+            f"data.source hf:{dataset_id} needs the package datasets: install Motley's extra datasets ({error})"
+        ) from error
     options = {"split": "train", **spec.config}
     try:
         dataset = datasets.load_dataset(dataset_id, **options)

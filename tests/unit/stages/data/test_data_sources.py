@@ -70,6 +70,18 @@ def test_metadata_that_json_cannot_hold_becomes_text_or_null(tmp_path: Path) -> 
     assert len(load_dataset(spec(lone_surrogate)).train.rows[0].prompt_id) == len("b/") + 32
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_number_that_is_none_is_a_missing_answer(tmp_path: Path, number: float) -> None:
+    """Table libraries write a missing number as NaN; as the text "nan" it would pass for a gold answer."""
+    records = [{"prompt": "2+2?", "answer": number}, {"prompt": "3+3?", "answer": 6.0}]
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "b.parquet")
+    sources = [write_json_lines(tmp_path / "a.jsonl", records), str(tmp_path / "b.parquet")]
+
+    answers = [[row.answer for row in load_dataset(spec(source)).train.rows] for source in sources]
+
+    assert answers == [[None, "6.0"], [None, "6.0"]]
+
+
 def test_prompt_id_depends_on_environment_and_content_only(tmp_path: Path) -> None:
     source = write_json_lines(tmp_path / "a.jsonl", RECORDS)
     one = load_dataset(spec(source, environment="x")).train.rows
@@ -291,7 +303,6 @@ def test_c13_fingerprint_changes_with_any_content_or_order() -> None:
 
 @pytest.mark.engines
 def test_reasoning_gym_rows_depend_on_task_config_and_seed_only() -> None:
-    pytest.importorskip("reasoning_gym")
     source = "reasoning-gym:chain_sum"
     one, again, other = (load_dataset(spec(source, size=8, seed=seed, duplicates="drop")) for seed in (1, 1, 2))
     assert one.fingerprint == again.fingerprint
@@ -307,7 +318,6 @@ def test_reasoning_gym_rows_depend_on_task_config_and_seed_only() -> None:
 
 @pytest.mark.engines
 def test_reasoning_gym_mixes_tasks_by_weight() -> None:
-    pytest.importorskip("reasoning_gym")
     parts = [
         {"name": "chain_sum", "weight": 3, "config": {"max_terms": 2}},
         {"name": "gsm_symbolic", "weight": 1, "config": {}},
@@ -325,7 +335,6 @@ def test_reasoning_gym_mixes_tasks_by_weight() -> None:
 
 @pytest.mark.engines
 def test_reasoning_gym_refuses_unknown_tasks_and_configurations() -> None:
-    pytest.importorskip("reasoning_gym")
     with pytest.raises(DataError, match=r"reasoning-gym:nonsense .* is refused by the package"):
         load_dataset(spec("reasoning-gym:nonsense"))
     with pytest.raises(DataError, match=r'config \{"bogus":1\} is refused by the package: TypeError'):
@@ -334,7 +343,6 @@ def test_reasoning_gym_refuses_unknown_tasks_and_configurations() -> None:
 
 @pytest.mark.engines
 def test_hf_source_reads_a_dataset_folder_by_its_columns(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
     write_json_lines(tmp_path / "train.jsonl", [{"question": "2+2?", "answer": "4"}])
     data = load_dataset(spec(f"hf:{tmp_path}", columns={"prompt": "question"}, config={"split": "train"}))
     assert [(row.prompt, row.answer) for row in data.train.rows] == [("2+2?", "4")]
