@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one stage or the preflight check; return the exit code."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it writes a line for each poll of a starting engine
     if options.stage == "check":
         from stages.check import check_command
 

@@ -39,8 +39,8 @@ def kill_stage_process(found: Deployment) -> int:
 
 
 def kill_engine(found: Deployment) -> int:
-    """Kill every engine."""
-    return kill(found.engines())
+    """Kill every engine, or the next one: after a dead deployment, none may run until a stage asks for it."""
+    return until(lambda: kill(found.engines()), "an engine")
 
 
 def kill_scheduler(found: Deployment) -> int:
