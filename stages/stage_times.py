@@ -18,6 +18,7 @@ RESULTS_PARAM: Final = "results_elsewhere"
 #: Groups of stages that follow each other in an iteration; the stages of one group run side by side.
 ORDER: Final = (
     (StageName.PLAN,),
+    (StageName.PREPARE,),
     (StageName.GENERATE,),
     (StageName.INFER, StageName.REWARD_INFERENCE, StageName.REFERENCE_INFERENCE, StageName.CRITIC_INFERENCE),
     (StageName.TRAIN, StageName.CRITIC_TRAINING),
@@ -25,6 +26,9 @@ ORDER: Final = (
     (StageName.WEIGHT_SYNC,),
     (StageName.EVALUATE,),
 )
+
+#: The first iteration prepares, every n-th evaluates.
+_NOT_IN_EVERY_ITERATION: Final = frozenset({StageName.PREPARE, StageName.EVALUATE})
 
 #: Inference that needs no turn, and what waits for it: PPO's values are of the critic that is trained next.
 _BEFORE_TURN: Final = (StageName.INFER, StageName.REWARD_INFERENCE, StageName.REFERENCE_INFERENCE)
@@ -47,7 +51,7 @@ class StageTimes:
     ended_at: float | None
     """End of the last stage found."""
     missing: Sequence[str]
-    """What could not be measured, one sentence each."""
+    """What could not be measured, one sentence each; of stages that every iteration has."""
     spans: Mapping[StageName, tuple[float, float]] = field(default_factory=dict)
     """First start and last end of each stage, Unix seconds."""
     publish_lag_s: float | None = None
@@ -125,7 +129,7 @@ def stage_times(results: Sequence[StageResult]) -> StageTimes:
         missing=[
             f"{stages[0].value}: no result of this iteration in this machine's job folders"
             for stages in ORDER
-            if not any(stage in spans for stage in stages)
+            if not any(stage in spans or stage in _NOT_IN_EVERY_ITERATION for stage in stages)
         ],
         spans=spans,
         publish_lag_s=_publish_lag_s(spans),
