@@ -31,6 +31,7 @@ GROUPS: Final[tuple[tuple[str, str | None], ...]] = (
     ("cli.runs", None),
     ("cli.planner", None),
     ("cli.simulate", None),
+    ("cli.calibrate", None),
     ("cli.rollouts", "rollouts"),
 )
 """Module and the name under which its commands stand; None puts them beside `motley up`."""
@@ -47,9 +48,9 @@ _REMEDIES: Final = {
     errno.ENOSPC: "free some space, or set MOTLEY_HOME to another disk",
     errno.EDQUOT: "your quota is used up; free some space, or set MOTLEY_HOME to another disk",
     errno.EFBIG: "files may not grow that large here; raise the limit (ulimit -f)",
-    errno.EACCES: "set MOTLEY_HOME to a directory that you may write, or ask its owner",
-    errno.EPERM: "set MOTLEY_HOME to a directory that you may write, or ask its owner",
-    errno.EROFS: "set MOTLEY_HOME to a directory that can be written",
+    errno.EACCES: "choose a path that you may write (MOTLEY_HOME is the deployment's), or ask its owner",
+    errno.EPERM: "choose a path that you may write (MOTLEY_HOME is the deployment's), or ask its owner",
+    errno.EROFS: "choose a path that can be written (MOTLEY_HOME is the deployment's)",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
 }
 

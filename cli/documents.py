@@ -1,4 +1,4 @@
-"""Options that name a cluster, job or plan file, and reading them: the only file access of the planner's commands."""
+"""Options that name a cluster, job or plan file; reading and writing files: the planner commands' only file access."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ def read_text(file: Path) -> str:
         raise InputError(f"{file} can't be read: {error.strerror}; give the path of an existing file.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is no UTF-8 text (byte {error.start}); give a YAML or JSON file.") from error
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file that the caller named.
+
+    Raises:
+        InputError: it can't be written.
+    """
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{file} can't be written: {error.strerror}; give a path in an existing folder.") from error
 
 
 def read_cluster(file: Path) -> Cluster:

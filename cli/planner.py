@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from cli.deployment import JsonOption
-from cli.documents import ClusterOption, JobOption, PlanOption, read_cluster, read_job, read_plan, read_text
+from cli.documents import ClusterOption, JobOption, PlanOption, read_cluster, read_job, read_plan, read_text, write_text
 from cli.errors import CommandError, InputError
 from cli.output import Output
 from cli.planner_view import SearchView, explanation_view
@@ -98,7 +98,7 @@ def plan_command(
             warm_start,
         )
     if out is not None:
-        _write(out, result.plan.to_json())
+        write_text(out, result.plan.to_json())
     if picture is not None:
         from cli.pictures.topology import draw_topology
 
@@ -197,7 +197,7 @@ def print_testbed(
     if out is None:
         output.console.print(text, markup=False, end="")
     else:
-        _write(out, text)
+        write_text(out, text)
 
 
 def register(whole: typer.Typer) -> None:
@@ -270,13 +270,6 @@ def _cost_model(mode: CostMode, calibration: Path | None) -> CostModel:
     if calibration is None:
         return CostModel.calibrated()
     return CostModel.calibrated(load_calibration(read_text(calibration), str(calibration)))
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{file} can't be written: {error.strerror}; give a path in an existing folder.") from error
 
 
 @contextmanager

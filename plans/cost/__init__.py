@@ -3,7 +3,7 @@
 from plans.cost.calibration import Calibration, load_calibration
 from plans.cost.compact import CompactPlan, CompactTask, compact_of, plan_of
 from plans.cost.evaluator import Evaluation, PlanEvaluator
-from plans.cost.fit import TaskMeasurement, fit_calibration, measurement_of
+from plans.cost.fit import TaskMeasurement, TaskTime, errors_of, fit_calibration, fit_times, measurement_of
 from plans.cost.model import CostMode, CostModel, Fanout
 from plans.cost.price import price
 from plans.cost.report import CostReport
@@ -19,8 +19,11 @@ __all__ = [
     "Fanout",
     "PlanEvaluator",
     "TaskMeasurement",
+    "TaskTime",
     "compact_of",
+    "errors_of",
     "fit_calibration",
+    "fit_times",
     "load_calibration",
     "measurement_of",
     "plan_of",

@@ -24,6 +24,12 @@ from plans.workflow import RlTask, TaskKind
 
 #: Relative change of a coefficient from which its part of a task's time is read off.
 PROBE = 1e-4
+#: Weight of the built-in coefficients in a fit to a run, beside relative errors of its measurements: a coefficient that
+#: is off by its own size costs as much as one measurement that is off by 2 %. One plan cannot tell bandwidth from
+#: compute while it decodes; then both move by the same factor.
+PRIOR_WEIGHT = 0.02
+#: Fits of a run, each reading the model's parts around the one before.
+ROUNDS = 3
 #: What is fitted: ("compute", GPU type, task kind), ("hbm", GPU type, ""), ("links", "within"/"between", "").
 Coefficient = tuple[str, str, str]
 
@@ -38,6 +44,49 @@ class TaskMeasurement:
     """Seconds at efficiency 1 that each coefficient scales."""
     fixed_s: float = 0.0
     """Seconds that no coefficient scales (latency, per-step overhead)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTime:
+    """How long a task of a plan took in one iteration."""
+
+    plan: Plan
+    """The plan that ran."""
+    task: RlTask
+    """The task."""
+    measured_s: float
+    """Measured seconds, > 0."""
+
+
+def fit_times(
+    cluster: Cluster, job: Job, times: Sequence[TaskTime], *, name: str = "fitted"
+) -> tuple[Calibration, tuple[float, ...]]:
+    """Return the coefficients that explain the times of a run best, and the model's relative errors with them.
+
+    Fits, reads the model's parts again around the fit, where another stage may decide a task's time, and fits again.
+    Coefficients that the times don't determine stay near their built-in values (`PRIOR_WEIGHT`).
+
+    Args:
+        cluster: the cluster measured on.
+        job: the job measured.
+        times: task times of one or more plans.
+        name: name of the coefficients.
+
+    Raises:
+        SpecError: no time, one that is not a positive finite number, or a plan that has no finite price.
+    """
+    fitted = Calibration()
+    for _ in range(ROUNDS):
+        measurements = [
+            measurement_of(cluster, job, time.plan, time.task, time.measured_s, around=fitted) for time in times
+        ]
+        fitted = fit_calibration(measurements, name=name, prior_weight=PRIOR_WEIGHT)
+    return fitted, errors_of(cluster, job, times, fitted)
+
+
+def errors_of(cluster: Cluster, job: Job, times: Sequence[TaskTime], calibration: Calibration) -> tuple[float, ...]:
+    """Return (modelled - measured) / measured of each time under coefficients."""
+    return tuple(_seconds(cluster, job, t.plan, t.task, calibration) / t.measured_s - 1.0 for t in times)
 
 
 def measurement_of(
@@ -71,11 +120,19 @@ def measurement_of(
     return TaskMeasurement(measured_s=measured_s, parts_s=parts, fixed_s=max(0.0, total - explained))
 
 
-def fit_calibration(measurements: Sequence[TaskMeasurement], *, name: str = "fitted") -> Calibration:
+def fit_calibration(
+    measurements: Sequence[TaskMeasurement], *, name: str = "fitted", prior_weight: float = 0.0
+) -> Calibration:
     """Return the coefficients that explain the measured times best.
 
     Coefficients that no measurement touches, or that the data cannot tell from zero time, keep their built-in
     values. An efficiency above 1 means that the stated rate of the GPU type or link is too low.
+
+    Args:
+        measurements: what was measured.
+        name: name of the coefficients.
+        prior_weight: weight (>= 0) of a coefficient's relative distance from its built-in value, beside the relative
+            errors of the measurements.
 
     Raises:
         SpecError: no measurement, or a time that is not a positive finite number.
@@ -84,6 +141,10 @@ def fit_calibration(measurements: Sequence[TaskMeasurement], *, name: str = "fit
     columns = sorted({coefficient for m in measurements for coefficient in m.parts_s})
     matrix = np.array([[m.parts_s.get(c, 0.0) / m.measured_s for c in columns] for m in measurements])
     target = np.array([1.0 - m.fixed_s / m.measured_s for m in measurements])
+    if prior_weight > 0.0:
+        built_in = Calibration()
+        matrix = np.vstack([matrix, np.diag([prior_weight * _efficiency(built_in, c) for c in columns])])
+        target = np.append(target, np.full(len(columns), prior_weight))
     slowdowns = non_negative_least_squares(matrix, target) if columns else np.zeros(0)
     found = {c: 1.0 / float(x) for c, x in zip(columns, slowdowns, strict=True) if x > 0.0}
     return _calibration_of(found, name)

@@ -119,8 +119,8 @@ def test_wrong_number_is_bad_input(tmp_path: Path) -> None:
     ("number", "words"),
     [
         (errno.ENOSPC, "No space left on device (errno 28); free some space, or set MOTLEY_HOME to another disk."),
-        (errno.EACCES, "Permission denied (errno 13); set MOTLEY_HOME to a directory that you may write"),
-        (errno.EROFS, "set MOTLEY_HOME to a directory that can be written."),
+        (errno.EACCES, "Permission denied (errno 13); choose a path that you may write"),
+        (errno.EROFS, "choose a path that can be written (MOTLEY_HOME is the deployment's)."),
         (errno.EIO, "mend that and try again."),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from plans.cost import CompactPlan, CompactTask, CostModel, plan_of, price
 from plans.cost.calibration import Calibration, ComputeEfficiency, GpuEfficiency, LinkEfficiency
-from plans.cost.fit import TaskMeasurement, fit_calibration, measurement_of, relative_errors
+from plans.cost.fit import TaskMeasurement, TaskTime, errors_of, fit_calibration, fit_times, measurement_of, relative_errors
 from plans.cost.nnls import non_negative_least_squares
 from plans.errors import SpecError
 from plans.workflow import workflow_of
@@ -49,6 +49,27 @@ def test_fit_recovers_the_coefficients_that_made_the_times() -> None:
         assert fitted.of(name).hbm == pytest.approx(expected.hbm)
         assert fitted.of(name).compute.model_dump() == pytest.approx(expected.compute.model_dump(), rel=1e-6)
     assert fitted.links.within_machine == pytest.approx(0.5)
+
+
+def test_run_whose_plan_cannot_tell_coefficients_apart_is_explained_by_all_of_them() -> None:
+    """One plan, one task: whatever part of its time bandwidth and compute have, both get the same factor."""
+    cluster, job = paper_cluster([("A100-40", "va", 8)]), paper_job("qwen3-1.7b", algorithm="grpo")
+    tasks = workflow_of(job).tasks
+    placement = CompactTask(np.arange(8).reshape(8, 1, 1), (28,), (384,) * 8)
+    plan = plan_of(CompactPlan((tasks,), dict.fromkeys(tasks, placement)), cluster, job, method="hand")
+    modelled = price(cluster, job, plan, CostModel.calibrated()).tasks
+    times = [
+        TaskTime(plan=plan, task=task, measured_s=2.0 * cost.total_s) for task in tasks if (cost := modelled[task])
+    ]
+
+    fitted, errors = fit_times(cluster, job, times, name="run")
+
+    assert errors_of(cluster, job, times, Calibration()) == pytest.approx([-0.5] * len(times))
+    assert errors == pytest.approx([0.0] * len(times), abs=0.01)
+    before, after = GpuEfficiency(), fitted.of("A100-40")
+    assert 0.3 * before.hbm < after.hbm < 0.7 * before.hbm
+    assert 0.3 * before.compute.training < after.compute.training < 0.7 * before.compute.training
+    assert fitted.name == "run"
 
 
 def test_coefficients_without_measurements_keep_their_defaults() -> None:
