@@ -239,6 +239,15 @@ class LinkTimes:
         latency_s, s_per_byte = slowest
         return steps * latency_s + num_bytes * s_per_byte
 
+    def ring_edge_s(self, machine_a: int, machine_b: int, size: int, num_bytes: float) -> float:
+        """Return seconds of an edge of a ring of `size` GPUs that carries so many bytes in all."""
+        steps = 2 * (size - 1) if self.latency_per_step else 1
+        return steps * self._latency[machine_a][machine_b] + num_bytes * self._inverse[machine_a][machine_b]
+
+    def is_forbidden(self, machine_a: int, machine_b: int) -> bool:
+        """Tell whether nothing can be sent between two machines."""
+        return math.isinf(self._latency[machine_a][machine_b])
+
     def _order(self, num_bytes: float, steps: int) -> int:
         """Return a number for the order, with ties, of the link classes' times for a message."""
         found = self._orders.get((num_bytes, steps))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from plans.cost.cache import BoundedCache
 from plans.cost.collectives import LinkTimes
 from plans.cost.lineup import Lineup, Row, Site
+from plans.cost.sharing import fullest_link_s
 from plans.cost.terms import DecodeTerms, TaskTerms
 from plans.spec.cluster import ClusterView
 
@@ -258,13 +259,17 @@ class FastTaskPricer:
         # The shards of local stages have equal rings; a shard recurs once per replica.
         shards, width = 1 if lineup.is_local else tp, len(layers) * tp
         terms, ring_s, last = self.terms, self.links.ring_s, len(layers) - 1
-        rings: set[tuple[tuple[int, ...], float]] = set()
+        rings: dict[tuple[tuple[int, ...], float], int] = {}
         for j, count in enumerate(layers):
             weights = terms.stage_gradient_bytes(count, is_first=j == 0, is_last=j == last)
             num_bytes = terms.dp_bytes(weights, replicas, tp)
             for rank in range(j * tp, j * tp + shards):
-                rings.add((tuple(sorted(lineup.machines[rank::width])), num_bytes))
-        return terms.updates * max([ring_s(machines, num_bytes) for machines, num_bytes in rings])
+                ring = tuple(sorted(lineup.machines[rank::width])), num_bytes
+                rings[ring] = rings.get(ring, 0) + tp // shards
+        slowest = max([ring_s(machines, num_bytes) for machines, num_bytes in rings])
+        if terms.shares_links:
+            slowest = max(slowest, fullest_link_s(self.links, rings))
+        return terms.updates * slowest
 
 
 def _decode_step_s(

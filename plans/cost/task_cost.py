@@ -7,11 +7,13 @@ searches; a test holds the two together.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from plans.cost.collectives import LinkTimes
+from plans.cost.sharing import fullest_link_s
 from plans.cost.terms import DecodeTerms, TaskTerms
 from plans.spec.cluster import ClusterView
 
@@ -170,36 +172,37 @@ def gradient_s(terms: TaskTerms, view: ClusterView, links: LinkTimes, replicas: 
 
     Replicas whose stages cut the layers at different places are handled by cutting at every boundary of any
     replica: each piece has its rings, and a stage pays for all pieces it holds (reconstruction). With different TP
-    degrees the finest one decides the shards, and a GPU that holds several shards pays for each.
+    degrees the finest one decides the shards, and a GPU that holds several shards pays for each. The calibrated
+    model also waits for the fullest link (`plans.cost.sharing`).
     """
     if len(replicas) == 1:
         return 0.0
-    pieces = _layer_pieces(replicas)
     paid: dict[tuple[int, int], float] = {}
-    for first, last in pieces:
+    rings: Counter[tuple[tuple[int, ...], float]] = Counter()
+    for first, last in _layer_pieces(replicas):
         holders = [_stage_holding(replica, first) for replica in replicas]
-        seconds = _piece_s(terms, view, links, replicas, holders, first, last)
+        gpu_sets = [replica.stages[stage].gpus for replica, stage in zip(replicas, holders, strict=True)]
+        piece = _piece_rings(terms, view, gpu_sets, first, last)
+        repeats = max(map(len, gpu_sets)) / min(map(len, gpu_sets))
+        seconds = repeats * max(links.ring_s(*ring) for ring in piece)
         for i, stage in enumerate(holders):
             paid[i, stage] = paid.get((i, stage), 0.0) + seconds
-    return terms.updates * max(paid.values())
+        rings.update(piece)
+    slowest = max(paid.values())
+    if terms.shares_links:
+        slowest = max(slowest, fullest_link_s(links, rings))
+    return terms.updates * slowest
 
 
-def _piece_s(
-    terms: TaskTerms,
-    view: ClusterView,
-    links: LinkTimes,
-    replicas: Sequence[ReplicaPlacement],
-    holders: Sequence[int],
-    first: int,
-    last: int,
-) -> float:
-    gpu_sets = [replica.stages[stage].gpus for replica, stage in zip(replicas, holders, strict=True)]
+def _piece_rings(
+    terms: TaskTerms, view: ClusterView, gpu_sets: Sequence[tuple[int, ...]], first: int, last: int
+) -> list[tuple[tuple[int, ...], float]]:
+    """Return the ring of each shard of layers [first, last): its machines, sorted, and the bytes over its edges."""
     finest = max(len(gpus) for gpus in gpu_sets)
-    repeats = finest / min(len(gpus) for gpus in gpu_sets)
     weight_bytes = terms.stage_gradient_bytes(last - first, is_first=first == 0, is_last=last == terms.num_layers)
-    num_bytes = terms.dp_bytes(weight_bytes, len(replicas), finest)
-    rings = [[gpus[k * len(gpus) // finest] for gpus in gpu_sets] for k in range(finest)]
-    return repeats * max(links.ring_s(_machines(view, ring), num_bytes) for ring in rings)
+    num_bytes = terms.dp_bytes(weight_bytes, len(gpu_sets), finest)
+    shards = [[gpus[k * len(gpus) // finest] for gpus in gpu_sets] for k in range(finest)]
+    return [(_machines(view, shard), num_bytes) for shard in shards]
 
 
 def _layer_pieces(replicas: Sequence[ReplicaPlacement]) -> list[tuple[int, int]]:

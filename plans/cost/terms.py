@@ -97,6 +97,8 @@ class TaskTerms:
     """Gradient bytes of the head on the last stage; 0 in paper mode."""
     updates: int
     """Gradient all-reduces per iteration; 1 in paper mode."""
+    shares_links: bool
+    """Whether gradient rings that cross the same link share it; False in paper mode."""
     has_bubble: bool
     """Whether pipeline fill is charged (paper: training only)."""
     compute_flop_per_s: FloatArray
@@ -184,6 +186,7 @@ def _paper_terms(view: ClusterView, job: Job, task: RlTask, shape: LlmShape) -> 
         gradient_first_bytes=0.0,
         gradient_last_bytes=0.0,
         updates=1,
+        shares_links=False,
         has_bubble=task.kind is TaskKind.TRAINING,
         compute_flop_per_s=view.compute_flop_per_s,
         hbm_bytes_per_s=view.hbm_bytes_per_s,
@@ -232,6 +235,7 @@ def _calibrated_terms(view: ClusterView, job: Job, task: RlTask, shape: LlmShape
         gradient_first_bytes=float(element * shape.embedding_parameters),
         gradient_last_bytes=float(element * last_parameters),
         updates=job.training.updates_per_iteration,
+        shares_links=True,
         has_bubble=True,
         compute_flop_per_s=view.compute_flop_per_s * _by_type(view, model.calibration, kind),
         hbm_bytes_per_s=view.hbm_bytes_per_s * _hbm_by_type(view, model.calibration),

@@ -57,6 +57,30 @@ def test_gradient_ring_is_paid_once_per_update() -> None:
     assert thrice.dp_s == pytest.approx(3 * once.dp_s)
 
 
+def test_shards_and_stages_on_the_same_machines_share_the_link() -> None:
+    """Layers of 8.402e6 and two vocabulary matrices of 5e6 weights, two bytes each, cross 0.625e9 bytes/s once.
+
+    Each ring edge carries 2 (2 - 1) / 2 of its shard; with TP = 2 both shards cross, with PP = 2 both stages.
+    """
+    machines = [("A100-40", "va", 2), ("A100-40", "oh", 2)]
+    whole = 0.02 + 2 * (2 * 8.402e6 + 2 * 5e6) / 0.625e9
+    tensor = cost_of(evaluator(machines), RlTask.ACTOR_TRAINING, hand_task([[[0, 1]], [[2, 3]]], [2], [4, 4]))
+    stages = cost_of(evaluator(machines), RlTask.ACTOR_TRAINING, hand_task([[[0], [1]], [[2], [3]]], [1, 1], [4, 4]))
+    assert (tensor.dp_s, stages.dp_s) == pytest.approx((whole, whole))
+    apart = evaluator([("A100-40", region, 1) for region in ("va", "oh", "fr", "pa")])
+    alone = cost_of(apart, RlTask.ACTOR_TRAINING, hand_task([[[0], [2]], [[1], [3]]], [1, 1], [4, 4]))
+    assert alone.dp_s == pytest.approx(0.02 + 2 * (8.402e6 + 5e6) / 0.625e9)
+
+
+def test_published_formula_gives_each_shard_a_link_of_its_own() -> None:
+    job = paper_job(SHAPE, prompts=8, responses=1, prompt=500, response=500)
+    cluster = paper_cluster([("A100-40", "va", 2), ("A100-40", "oh", 2)])
+    paper = PlanEvaluator(cluster, job, CostModel.paper())
+    cost = cost_of(paper, RlTask.ACTOR_TRAINING, hand_task([[[0, 1]], [[2, 3]]], [2], [4, 4]))
+    # 4 h1^2 + 3 h1 h2 = 10e6 weights a layer, halved by TP; latency once.
+    assert cost.dp_s == pytest.approx(0.01 + 2 * 2 * 10e6 / 2 / 0.625e9)
+
+
 def test_ring_latency_is_paid_at_every_step() -> None:
     machines = [("A100-40", "va", 1), ("A100-40", "oh", 1)]
     cost = cost_of(evaluator(machines), RlTask.REFERENCE_INFERENCE, hand_task([[[0, 1]]], [2], [8]))
