@@ -97,6 +97,7 @@ def test_rollouts_stats_count_statuses(home: Path) -> None:
 
 
 def test_rollouts_show_prints_one_group_with_rewards_and_logprobs(home: Path) -> None:
+    """I4: one group, readable in a terminal."""
     done = motley(home, "rollouts", "show", RUN, "--prompt", "arithmetic/2", "--tokens")
     assert done.returncode == 0
     assert "[0] reward 0, 2 tokens, stop" in done.stdout
@@ -111,6 +112,7 @@ def test_rollouts_show_of_an_unknown_prompt_exits_2_and_says_where_to_look(home:
 
 
 def test_rollouts_sql_answers_in_json_and_csv(home: Path) -> None:
+    """I1, I3: every row can be asked for by iteration, version and prompt."""
     query = "SELECT prompt_id, avg(reward) AS r FROM completions WHERE iteration = 0 GROUP BY 1 ORDER BY 1 LIMIT 2"
     assert motley_json(home, "rollouts", "sql", RUN, query)["rows"] == [
         {"prompt_id": "arithmetic/0", "r": 0.5},

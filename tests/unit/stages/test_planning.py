@@ -114,6 +114,7 @@ def test_plan_of_several_machines_is_searched_within_the_limits_of_the_engines()
 
 
 def test_queues_with_work_follow_from_the_plan() -> None:
+    """H1, H2: which machine type does which task is the plan's, and every task has its queue."""
     cluster = two_machines()
 
     queues = queues_of(plan_on_machine(cluster, job().planner, cluster.machines[1], CostModel.calibrated()), cluster)

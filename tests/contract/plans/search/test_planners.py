@@ -67,6 +67,7 @@ def test_planner_plan_round_trips_through_json(method):
 
 @pytest.mark.parametrize("method", [name for name in LIGHT if not METHODS[name].is_async_only])
 def test_planner_refuses_a_job_that_cannot_fit(method):
+    """H5: GPUs that are short are an error at once, never a wait."""
     cluster, job = case("hetrl-single-region-8", "14b", Algorithm.PPO, Mode.SYNC)
     with pytest.raises(InfeasibleError, match="cheapest change") as caught:
         make_plan(cluster, job, method, CostModel.paper(), Budget(evaluations=50))

@@ -7,7 +7,15 @@ import pytest
 
 from plans.cost import CompactPlan, CompactTask, CostModel, plan_of, price
 from plans.cost.calibration import Calibration, ComputeEfficiency, GpuEfficiency, LinkEfficiency
-from plans.cost.fit import TaskMeasurement, TaskTime, errors_of, fit_calibration, fit_times, measurement_of, relative_errors
+from plans.cost.fit import (
+    TaskMeasurement,
+    TaskTime,
+    errors_of,
+    fit_calibration,
+    fit_times,
+    measurement_of,
+    relative_errors,
+)
 from plans.cost.nnls import non_negative_least_squares
 from plans.errors import SpecError
 from plans.workflow import workflow_of

@@ -21,6 +21,7 @@ APART = {task: index for index, task in enumerate(COSTS)}
 
 
 def test_sync_in_one_group_adds_everything() -> None:
+    """H3: moving the weights is part of the plan's price."""
     assert combine(Mode.SYNC, COSTS, TOGETHER, 0.5, None) == PhaseTimes(10.0, 7.0, 13.0, 0.5, 30.5)
 
 

@@ -92,6 +92,7 @@ def test_missing_region_pair_is_named() -> None:
 
 
 def test_unknown_gpu_is_an_error_with_a_near_name() -> None:
+    """H13: one unknown type is named, and the rest of the file is read."""
     with pytest.raises(SpecError, match=r"machines\[1\].gpu is 'L4S'.*write 'L40S'"):
         load_cluster(CLUSTER.replace("gpu: L4,", "gpu: L4S,"), "c.yaml")
 

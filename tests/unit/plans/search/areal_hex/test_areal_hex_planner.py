@@ -52,6 +52,7 @@ def test_plan_is_valid_and_priced_as_the_method_counted(model, algorithm):
 
 
 def test_training_keeps_tp_in_a_machine_and_each_stage_on_one_type():
+    """H6, H11: tensor parallelism crosses neither GPU types nor machines; pipelines may."""
     cluster = find_testbed("areal-hex-8-24").cluster
     plan = make_plan(cluster, hetrl_job("8b", Algorithm.GRPO, Mode.ASYNC), "areal-hex", budget=LIMIT).plan
     training = plan.tasks[RlTask.ACTOR_TRAINING]
