@@ -1,4 +1,4 @@
-"""`motley rollouts ls / show / stats / sql / export`: look into the completions that a run was trained on."""
+"""`motley rollouts ls / show / stats / sql / export / rescore`: look into the completions that a run was trained on."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.text import Text
 from cli.deployment import HomeOption, JsonOption, home_of
 from cli.errors import InputError
 from cli.output import Output
+from cli.rescore import rescore
 from cli.run_lookup import find_run
 from cli.runs import RunArgument
 from cli.tables import table
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import duckdb
 
 app = typer.Typer(no_args_is_help=True, help="Look into the completions of a run.")
+app.command()(rescore)
 
 SplitOption = Annotated[Split, typer.Option(help="Trained on, or evaluation (iteration = policy version).")]
 

@@ -71,6 +71,11 @@ def export_rollouts(
     return [_export(store, run, target, split, k) for k in wanted]
 
 
+def partition_key(run: str, iteration: int, file_name: str) -> str:
+    """Return the key of an iteration's file in a hive-partitioned folder."""
+    return f"run={run_folder(run)}/iteration={iteration}/{file_name}"
+
+
 def _export(store: Store, run: str, target: Store, split: Split, iteration: int) -> ExportedIteration:
     families = tuple(
         family
@@ -78,6 +83,6 @@ def _export(store: Store, run: str, target: Store, split: Split, iteration: int)
         if family is not Family.ROLLOUTS and has_rollouts(store, run, iteration, family, split)
     )
     table = read_rollouts(store, run, iteration, families=families, split=split, is_complete=False)
-    key = f"run={run_folder(run)}/iteration={iteration}/{FILE_NAME}"
+    key = partition_key(run, iteration, FILE_NAME)
     target.publish(key, encode_table(table.drop_columns(list(_PARTITIONS))))
     return ExportedIteration(iteration, key, table.num_rows, families)
