@@ -1,9 +1,10 @@
 """Levels 4 and 5 of the search for one task: parallel degrees and the GPU of each tasklet, and good guesses at them.
 
 The guesses (extension of HetRL, which starts from random ones) keep tensor parallelism inside a machine and lay
-replicas and stages along the machine order, in two ways: a replica is a block of near machines (pipelines stay
-local, gradients travel), or a stage is a block (gradients stay local, activations travel). Slow GPU types or distant
-regions may be left out. Which guess is good is for the cost model to say.
+replicas and stages along the machine order, in three ways: a replica is a block of near machines (pipelines stay
+local, gradients travel), a stage is a block (gradients stay local, activations travel), or the slowest GPUs are the
+ends of pipelines that are blocks otherwise (each replica gets as many). Slow GPU types or distant regions may be left
+out. Which guess is good is for the cost model to say.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Arrangement(StrEnum):
 
     REPLICA_BLOCKS = "replica_blocks"
     STAGE_BLOCKS = "stage_blocks"
+    SLOW_ENDS = "slow_ends"
+    """The slowest GPUs, equally many to each replica, at both ends of its pipeline; the others as replica blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,9 @@ class TaskLayout:
 
 Unit = tuple[int, ...]
 
-#: Pipeline degrees offered per set of units.
+_ARRANGEMENTS = tuple(Arrangement)
+
+#: About how many pipeline degrees are offered per set of units, beside those that divide their number.
 MOST_PP = 12
 
 
@@ -120,7 +125,7 @@ class LayoutGuesses:
     def recipes(self, *, deep: bool = False) -> list[Recipe]:
         """Return the plain recipes: all GPUs, near order; every TP, PP by powers of two, replica blocks.
 
-        Deep: every PP on offer and both arrangements.
+        Deep: every PP on offer and all arrangements.
         """
         arrangements = tuple(Arrangement) if deep else (Arrangement.REPLICA_BLOCKS,)
         found: list[Recipe] = []
@@ -155,7 +160,7 @@ class LayoutGuesses:
         tp = tps[rng.below(len(tps))]
         pps = self.pps(tp, len(self.units(subset, tp, by_type=by_type)))
         pp = pps[rng.below(len(pps))]
-        arrangement = Arrangement.STAGE_BLOCKS if rng.random() < 0.5 else Arrangement.REPLICA_BLOCKS
+        arrangement = _ARRANGEMENTS[rng.below(len(_ARRANGEMENTS))]
         return Recipe(subset=subset, tp=tp, pp=pp, by_type=by_type, arrangement=arrangement)
 
     def build(self, recipe: Recipe) -> TaskLayout | None:
@@ -167,6 +172,8 @@ class LayoutGuesses:
         if pp > len(units) or pp * tp < self._least_shards or pp > self._shape.layers:
             return None
         dp = len(units) // pp
+        if recipe.arrangement is Arrangement.SLOW_ENDS:
+            return self._with_slow_ends(recipe, units, dp)
         chosen = units if dp * pp == len(units) else self._strongest(recipe, units, dp * pp)
         if recipe.arrangement is Arrangement.STAGE_BLOCKS:
             if dp == 1 or pp == 1:
@@ -174,6 +181,27 @@ class LayoutGuesses:
             chosen = [chosen[stage * dp + replica] for replica in range(dp) for stage in range(pp)]
         gpus = tuple([gpu for unit in chosen for gpu in unit])
         return TaskLayout(dp, pp, tp, gpus, recipe=recipe)
+
+    def _with_slow_ends(self, recipe: Recipe, units: Sequence[Unit], dp: int) -> TaskLayout | None:
+        """Return the layout whose pipelines begin and end on the slowest kind of GPU.
+
+        None where the units are of one kind, or where the slowest ones are too few for each replica to have one.
+        """
+        least = min(self._speed[self._where[unit[0]]] for unit in units)
+        slow = [unit for unit in units if self._speed[self._where[unit[0]]] == least]
+        fast = [unit for unit in units if self._speed[self._where[unit[0]]] > least]
+        ends = max(len(slow) // dp, recipe.pp - len(fast) // dp)
+        inner = recipe.pp - ends
+        if not ends or inner < 1 or ends * dp > len(slow):
+            return None
+        front = ends // 2
+        gpus: list[int] = []
+        for replica in range(dp):
+            outside = slow[replica * ends : (replica + 1) * ends]
+            inside = fast[replica * inner : (replica + 1) * inner]
+            for unit in (*outside[:front], *inside, *outside[front:]):
+                gpus.extend(unit)
+        return TaskLayout(dp, recipe.pp, recipe.tp, tuple(gpus), recipe=recipe)
 
     def tps(self, subset: int) -> tuple[int, ...]:
         """Return the TP degrees that fit a machine, largest first."""
@@ -188,8 +216,9 @@ class LayoutGuesses:
         return offered if is_free else tuple(tp for tp in offered if tp <= limit.most_tp)
 
     def pps(self, tp: int, num_units: int) -> tuple[int, ...]:
-        """Return the PP degrees whose shards can fit a GPU, least first."""
-        offered = pp_degrees(self._shape, num_units, most=MOST_PP)
+        """Return the PP degrees whose shards can fit a GPU, least first: some, and all that leave no unit idle."""
+        exact = (pp for pp in pp_degrees(self._shape, num_units) if num_units % pp == 0)
+        offered = tuple(sorted({*pp_degrees(self._shape, num_units, most=MOST_PP), *exact}))
         if self._limit is not None and self._limit.most_pp is not None:
             offered = tuple(pp for pp in offered if pp <= self._limit.most_pp)
         enough = tuple(pp for pp in offered if pp * tp >= self._least_shards)

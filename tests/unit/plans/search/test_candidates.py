@@ -6,10 +6,11 @@ import pytest
 from plans.cost import CostModel
 from plans.search.gpu_assignment import PLAIN_STYLES, RANDOM_STYLE, grow_groups
 from plans.search.groupings import task_groupings
-from plans.search.layouts import Arrangement, LayoutGuesses, Recipe
+from plans.search.layouts import Arrangement, LayoutGuesses, Recipe, TaskLayout
 from plans.search.machine_order import MachineOrder
 from plans.search.mutations.faster_gpu import faster_gpu
 from plans.search.mutations.registry import MUTATIONS
+from plans.search.mutations.reorder_columns import reorder_columns
 from plans.search.problem import Problem
 from plans.search.regroup import REGROUP_MOVES
 from plans.search.seeds import Draws
@@ -73,6 +74,57 @@ def test_stage_blocks_keep_gradient_rings_near():
     layout = guesses.build(Recipe(subset=0, tp=2, pp=8, by_type=False, arrangement=Arrangement.STAGE_BLOCKS))
     machines = view.machine_of[np.array(layout.gpus)].reshape(layout.dp, layout.pp, layout.tp)
     assert all(len(set(machines[:, stage].ravel().tolist())) == 1 for stage in range(layout.pp))
+
+
+@pytest.mark.parametrize("gpus", [10, 20, 24, 44, 64])
+def test_depths_that_leave_no_gpu_idle_are_always_on_offer(gpus):
+    view, shape = find_testbed("hetrl-single-region").cluster.view, BUILT_IN_SHAPES["qwen3-4b"]
+    guesses = LayoutGuesses(MachineOrder(view), TaskKind.TRAINING, shape, range(gpus), least_shards=1)
+    for tp in guesses.tps(0):
+        count = len(guesses.units(0, tp, by_type=False))
+        exact = {pp for pp in range(1, min(count, shape.layers) + 1) if count % pp == 0}
+        assert exact <= set(guesses.pps(tp, count))
+
+
+def slow_ends(tp, pp, kind=TaskKind.TRAINING):
+    view = find_testbed("hetrl-single-region-24").cluster.view
+    guesses = LayoutGuesses(MachineOrder(view), kind, BUILT_IN_SHAPES["qwen3-4b"], range(24), least_shards=1)
+    layout = guesses.build(Recipe(subset=0, tp=tp, pp=pp, by_type=True, arrangement=Arrangement.SLOW_ENDS))
+    if layout is None:
+        return None
+    names = [view.type_names[view.type_of[gpu]] for gpu in layout.gpus]
+    return np.array(names).reshape(layout.dp, layout.pp, layout.tp)
+
+
+def test_slow_ends_begin_and_end_every_pipeline_on_the_slowest_kind():
+    grid = slow_ends(tp=1, pp=6)
+    assert grid.shape == (4, 6, 1)
+    assert (grid[:, [0, -1]] == "L4").all()
+    assert all(len(set(row[1:-1].ravel().tolist())) == 1 for row in grid)
+
+
+def test_slow_ends_need_a_slow_place_for_each_replica():
+    # 4 units of L4 for 12 replicas are too few; with TP 8 each kind is one unit, and one pipeline holds all three.
+    assert slow_ends(tp=2, pp=1) is None
+    assert slow_ends(tp=8, pp=3)[0, :, 0].tolist().count("L4") == 1
+
+
+def test_reordered_columns_keep_replicas_shards_and_column_members():
+    tools = tools_for("hetrl-single-region-24")
+    grouping = next(g for g in task_groupings(tools.problem.workflow) if len(g) == 1)
+    genome, rng = tools.seeder.fitted(grouping, (tuple(range(24)),)), Draws(3)
+    for task in genome.layouts:
+        layout = TaskLayout(4, 3, 2, tuple(range(24)))
+        genome = genome.with_layout(task, layout)
+    for _ in range(20):
+        offspring = reorder_columns(tools, genome, rng)
+        task = next(task for task in genome.layouts if offspring.layouts[task] is not genome.layouts[task])
+        before, after = (np.array(g.layouts[task].gpus).reshape(4, 3, 2) for g in (genome, offspring))
+        order = [before[0].tolist().index(stage) for stage in after[0].tolist()]
+        assert sorted(order) == [0, 1, 2]
+        assert order != [0, 1, 2]
+        assert (after == before[:, order]).all()
+        genome = offspring
 
 
 @pytest.mark.parametrize("operator", [*MUTATIONS, *REGROUP_MOVES], ids=lambda entry: entry[0].__name__)
