@@ -23,10 +23,14 @@ class Network:
         self._links: dict[tuple[int, int], simpy.Resource] = {}
 
     def send(self, source: int, target: int, size_bytes: float) -> Generator[simpy.Event]:
-        """Occupy the link for the transfer, then wait for its latency (a process step)."""
+        """Occupy the link for the transfer, then wait for its latency (a process step).
+
+        Raises:
+            NoRouteError: the link is forbidden.
+        """
         if source == target or size_bytes == 0:
             return
-        latency_s, bytes_per_s = self._physics.link(source, target)
+        latency_s, bytes_per_s = self._physics.permitted_link(source, target)
         busy_s = size_bytes / bytes_per_s
         machines = (int(self._machine_of[source]), int(self._machine_of[target]))
         if machines[0] == machines[1]:

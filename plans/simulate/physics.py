@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from plans.errors import NoRouteError
 from plans.simulate.settings import Efficiency, Straggler
 from plans.spec.cluster import Cluster
 from plans.spec.llm import LlmShape
@@ -70,6 +71,24 @@ class Physics:
         """Return one-way latency (s) and effective bandwidth (bytes/s) between two GPUs."""
         edge = self._view.edge(gpu_a, gpu_b)
         return edge.latency_s, edge.bytes_per_s * min(self._network[gpu_a], self._network[gpu_b])
+
+    def can_send(self, gpu_a: int, gpu_b: int) -> bool:
+        """Tell whether the link between two GPUs is permitted."""
+        return self._view.edge(gpu_a, gpu_b).bytes_per_s > 0.0
+
+    def permitted_link(self, gpu_a: int, gpu_b: int) -> tuple[float, float]:
+        """Return latency (s) and bandwidth (bytes/s) of a link that a plan sends over.
+
+        Raises:
+            NoRouteError: the link is forbidden.
+        """
+        if not self.can_send(gpu_a, gpu_b):
+            first, second = self._view.gpu_ids[gpu_a], self._view.gpu_ids[gpu_b]
+            raise NoRouteError(
+                f"the plan sends from {first} to {second}, but the cluster forbids the link between them; "
+                "plan again, or permit the link in the cluster file."
+            )
+        return self.link(gpu_a, gpu_b)
 
     def forward_s(self, stage: StagePlace, tokens: float, attended: float, logit_tokens: float) -> float:
         """Seconds of a forward pass.
@@ -133,6 +152,6 @@ class Physics:
         if ranks == 1:
             return 0.0
         chunk = self.activation_bytes(stage, tokens) / ranks
-        hops = [self.link(a, b) for a, b in zip(stage.gpus, stage.gpus[1:] + stage.gpus[:1], strict=True)]
+        hops = [self.permitted_link(a, b) for a, b in zip(stage.gpus, stage.gpus[1:] + stage.gpus[:1], strict=True)]
         hop_s = max(latency + chunk / rate for latency, rate in hops)
         return stage.layers * count * 2 * (ranks - 1) * hop_s

@@ -10,6 +10,7 @@ from plans.simulate.network import Network
 from plans.simulate.physics import Physics, StagePlace
 from plans.simulate.pipeline import MicroBatch, PipelineReplica, ended_quietly
 from plans.simulate.recorder import Recorder
+from plans.simulate.rings import ring_order
 
 if TYPE_CHECKING:
     import simpy
@@ -89,7 +90,8 @@ class TrainingTask:
         for position, per_replica in enumerate(zip(*self._stages, strict=False)):
             gradient = max(stage.weight_bytes / len(stage.gpus) for stage in per_replica)
             for rank in range(min(len(stage.gpus) for stage in per_replica)):
-                ring = sorted(self._stages[r][position].gpus[rank] for r in range(count))
+                members = [self._stages[r][position].gpus[rank] for r in range(count)]
+                ring = ring_order(members, self._physics.can_send)
                 edges += [
                     (a, b, gradient * 2 * (count - 1) / count) for a, b in zip(ring, ring[1:] + ring[:1], strict=True)
                 ]

@@ -10,6 +10,7 @@ from plans.simulate.pipeline import one_forward_one_backward
 from tests.unit.plans.simulate.builders import cluster_of, job_of, one_gpu_each
 
 
+@settings(deadline=None)
 @given(stages=st.integers(1, 6), batches=st.integers(1, 9))
 def test_every_micro_batch_goes_forward_then_backward_once_on_every_stage(stages: int, batches: int) -> None:
     for stage in range(stages):
