@@ -30,6 +30,7 @@ GROUPS: Final[tuple[tuple[str, str | None], ...]] = (
     ("cli.doctor", None),
     ("cli.runs", None),
     ("cli.planner", None),
+    ("cli.rent", None),
     ("cli.simulate", None),
     ("cli.calibrate", None),
     ("cli.rollouts", "rollouts"),

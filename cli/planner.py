@@ -25,6 +25,7 @@ from plans.errors import InfeasibleError, PlanMismatchError, SearchError
 from plans.explain import explain
 from plans.search.budget import Budget
 from plans.search.planner import DEFAULT_METHOD, METHODS, MethodError, PlanResult, find_planner, make_plan
+from plans.search.protocol import Planner
 from plans.spec.cluster import Cluster
 from plans.spec.job import Job, Mode
 from plans.testbeds.document import cluster_yaml
@@ -78,11 +79,10 @@ def plan_command(
     """
     output = Output(is_json=json)
     site, work = read_cluster(cluster), read_job(job)
-    limit = _budget(budget)
-    cost_model = _cost_model(model, calibration)
+    limit = parse_budget(budget)
+    cost_model = chosen_model(model, calibration)
     warm_start = None if start is None else read_plan(start)
-    with _bad_input():
-        planner = find_planner(method, work)
+    planner = chosen_planner(method, work)
     with SearchView(output, method) as view, _interrupt_flag() as interrupted, _bad_input():
         result = make_plan(
             site,
@@ -129,7 +129,7 @@ def cost_command(
     output = Output(is_json=json)
     site, work, placement = read_cluster(cluster), read_job(job), read_plan(plan)
     with _bad_input():
-        report = price(site, work, placement, _cost_model(model, calibration))
+        report = price(site, work, placement, chosen_model(model, calibration))
     if json:
         output.result(report.to_document(), "")
     else:
@@ -160,7 +160,7 @@ def compare_command(
     """
     output = Output(is_json=json)
     site, work = read_cluster(cluster), read_job(job)
-    limit, cost_model = _budget(budget), _cost_model(model, calibration)
+    limit, cost_model = parse_budget(budget), chosen_model(model, calibration)
     names = _methods(methods, work)
     results: dict[str, PlanResult | str] = {}
     for name in names:
@@ -203,6 +203,12 @@ def print_testbed(
 def register(whole: typer.Typer) -> None:
     """Add the planner's commands to the command line."""
     whole.add_typer(app)
+
+
+def chosen_planner(method: str, work: Job) -> Planner:
+    """Return a method's planner; one that does not exist or does not plan the job is bad input."""
+    with _bad_input():
+        return find_planner(method, work)
 
 
 def _attempt(
@@ -255,14 +261,16 @@ def _methods(text: str, work: Job) -> list[str]:
     return names
 
 
-def _budget(text: str) -> Budget:
+def parse_budget(text: str) -> Budget:
+    """Return the budget of an option; an unreadable one is bad input."""
     try:
         return Budget.parse(text)
     except SearchError as error:
         raise InputError(str(error)) from error
 
 
-def _cost_model(mode: CostMode, calibration: Path | None) -> CostModel:
+def chosen_model(mode: CostMode, calibration: Path | None) -> CostModel:
+    """Return the cost model that two options name; contradictory options are bad input."""
     if mode is CostMode.PAPER:
         if calibration is not None:
             raise InputError("--calibration belongs to --model calibrated; the paper's formulas have no coefficients.")

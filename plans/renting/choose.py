@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,18 @@ TRUST = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSet:
+    """A set of machines that the planner placed the job on."""
+
+    counts: tuple[int, ...]
+    """Machines of each offer, in the order of the list."""
+    usd_per_hour: float
+    """Price by the list."""
+    throughput_samples_s: float | None
+    """Samples per second of its plan; None where no plan was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rental:
     """What to rent, and the plan on it."""
 
@@ -47,8 +60,8 @@ class Rental:
     """Price by the list, idle GPUs included."""
     result: PlanResult
     """The plan on the rented cluster; its `plan.cluster` is that cluster's fingerprint."""
-    planned: int
-    """Sets that the planner placed the job on."""
+    considered: tuple[PlannedSet, ...]
+    """Sets that the planner placed the job on, in that order; the rented one is among them."""
 
     @property
     def throughput_samples_s(self) -> float:
@@ -62,7 +75,7 @@ class Rental:
 
 
 class NothingAffordableError(InfeasibleError):
-    """A budget that buys no machines on which the job fits.
+    """A budget that buys no machines on which the job fits, or none on which a plan was found.
 
     Attributes:
         least_usd_per_hour: the least that would do; None where nothing that is offered would.
@@ -82,16 +95,29 @@ class Chooser:
     """Plans sets of machines of one price list for one job."""
 
     def __init__(
-        self, offers: OfferList, job: Job, model: CostModel, method: str | Planner, budget: Budget, clock: Clock | None
+        self,
+        offers: OfferList,
+        job: Job,
+        model: CostModel,
+        method: str | Planner,
+        budget: Budget,
+        clock: Clock | None,
+        on_planned: Callable[[PlannedSet], None] | None,
     ) -> None:
         """Tabulate every set with its price and estimate."""
+        self._on_planned = on_planned
         self.offers, self.job, self._model = offers, job, model
         self._method, self._budget, self._clock = method, budget, clock
         self.counts: IntArray = _every_set(offers)
         prices = np.array([offer.machine_usd_per_hour for offer in offers.offers])
         self.usd: NDArray[np.float64] = self.counts @ prices
         self.estimates = offer_rates(offers, job, model).throughput(self.counts)
-        self.planned = 0
+        self.considered: list[PlannedSet] = []
+
+    @property
+    def planned(self) -> int:
+        """Sets that the planner placed the job on so far."""
+        return len(self.considered)
 
     def plan(self, row: int) -> Rental | None:
         """Return the rental of a set; None where the job does not fit or no plan was found."""
@@ -99,18 +125,27 @@ class Chooser:
         cluster = self.offers.cluster(counts)
         if find_fitting_plan(cluster, self.job) is None:
             return None
-        self.planned += 1
         try:
             result = make_plan(cluster, self.job, self._method, self._model, self._budget, clock=self._clock)
         except (InfeasibleError, NoIncumbentError):
+            self._note(row, None)
             return None
+        self._note(row, result.report.throughput_samples_s)
         return Rental(
             counts=counts,
             description=self.offers.describe(counts),
             usd_per_hour=float(self.usd[row]),
             result=result,
-            planned=self.planned,
+            considered=tuple(self.considered),
         )
+
+    def _note(self, row: int, reached: float | None) -> None:
+        counts = tuple(self.counts[row].tolist())
+        self.considered.append(
+            PlannedSet(counts=counts, usd_per_hour=float(self.usd[row]), throughput_samples_s=reached)
+        )
+        if self._on_planned is not None:
+            self._on_planned(self.considered[-1])
 
     def least_that_fits(self) -> tuple[float, str] | None:
         """Return the price and the words of the cheapest set that holds the job; None where none was found."""
@@ -138,6 +173,7 @@ def rent_within_budget(
     budget: Budget | None = None,
     most_plans: int = 12,
     clock: Clock | None = None,
+    on_planned: Callable[[PlannedSet], None] | None = None,
 ) -> Rental:
     """Return the machines with the most throughput that a budget buys, with the plan on them.
 
@@ -150,13 +186,14 @@ def rent_within_budget(
         budget: limit of each plan's search; absent = 300 evaluations.
         most_plans: sets on which the job is planned.
         clock: monotonic seconds, for a search budget in seconds.
+        on_planned: told of each set when the planner is done with it.
 
     Raises:
         NothingAffordableError: the job fits nothing that the budget buys; the error says the least that would do.
         SearchError: the budget is not positive, or the list has too many sets.
     """
     _check_positive("budget", usd_per_hour, "$/h")
-    chooser = _chooser(offers, job, model, method, budget, clock)
+    chooser = _chooser(offers, job, model, method, budget, clock, on_planned)
     affordable = np.flatnonzero(chooser.usd <= usd_per_hour * (1 + 1e-12))
     # Best estimate first; among equals the cheapest, then the first.
     order = affordable[np.lexsort((affordable, chooser.usd[affordable], -chooser.estimates[affordable]))]
@@ -170,7 +207,7 @@ def rent_within_budget(
             best = rental
     if best is None:
         raise _nothing_affordable(chooser, usd_per_hour)
-    return best
+    return replace(best, considered=tuple(chooser.considered))
 
 
 def rent_for_throughput(
@@ -183,6 +220,7 @@ def rent_for_throughput(
     budget: Budget | None = None,
     most_plans: int = 40,
     clock: Clock | None = None,
+    on_planned: Callable[[PlannedSet], None] | None = None,
 ) -> Rental:
     """Return the cheapest machines found on which a plan reaches a throughput.
 
@@ -194,7 +232,7 @@ def rent_for_throughput(
         SearchError: the throughput is not positive, or the list has too many sets.
     """
     _check_positive("throughput", samples_per_s, "samples/s")
-    chooser = _chooser(offers, job, model, method, budget, clock)
+    chooser = _chooser(offers, job, model, method, budget, clock, on_planned)
     fastest: Rental | None = None
     share = math.inf
     for row in np.lexsort((np.arange(len(chooser.usd)), -chooser.estimates, chooser.usd)).tolist():
@@ -222,10 +260,13 @@ def _chooser(
     method: str | Planner | None,
     budget: Budget | None,
     clock: Clock | None,
+    on_planned: Callable[[PlannedSet], None] | None,
 ) -> Chooser:
     chosen = method if method is not None else ("areal-hex" if job.mode is Mode.ASYNC else "sha-ea")
     limit = budget if budget is not None else Budget(evaluations=300)
-    return Chooser(offers, job, model if model is not None else CostModel.calibrated(), chosen, limit, clock)
+    return Chooser(
+        offers, job, model if model is not None else CostModel.calibrated(), chosen, limit, clock, on_planned
+    )
 
 
 def _every_set(offers: OfferList) -> IntArray:
@@ -261,6 +302,13 @@ def _check_positive(what: str, value: float, unit: str) -> None:
 
 def _nothing_affordable(chooser: Chooser, usd_per_hour: float) -> NothingAffordableError:
     least = chooser.least_that_fits()
+    if least is not None and least[0] <= usd_per_hour:
+        return NothingAffordableError(
+            f"Job {chooser.job.name} fits {least[1]} for {least[0]:.2f} $/h, but no plan was found on the "
+            f"{chooser.planned} sets of machines tried within {usd_per_hour:.2f} $/h; give each search a larger budget "
+            "or plan more sets.",
+            least[0],
+        )
     if least is None:
         remedy, least_usd = (
             "and no set of the offered machines that was tried does; offer more or larger machines",

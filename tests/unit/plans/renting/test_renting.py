@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plans.cost import CostModel, price
-from plans.errors import InfeasibleError, SearchError, SpecError
+from plans.errors import InfeasibleError, NoIncumbentError, SearchError, SpecError
 from plans.renting import load_offers, rent_for_throughput, rent_within_budget
 from plans.renting.choose import NothingAffordableError, ThroughputOutOfReachError
 from plans.renting.estimate import OfferRates, offer_rates
@@ -74,7 +74,8 @@ def test_rental_keeps_the_budget_and_its_plan_is_priced():
     cluster = offers.cluster(rental.counts)
     assert price(cluster, job_of(), rental.result.plan, MODEL) == rental.result.report
     assert rental.result.plan.method == "areal-hex"
-    assert rental.planned <= 4
+    assert len(rental.considered) <= 4
+    assert max(e.throughput_samples_s for e in rental.considered) == rental.throughput_samples_s
 
 
 def test_rental_is_the_best_of_all_affordable_sets():
@@ -151,3 +152,21 @@ def test_estimate_is_above_what_plans_reach():
     for counts in ([1, 0, 0], [1, 1, 0], [2, 2, 1]):
         result = make_plan(offers.cluster(counts), job, "areal-hex", MODEL, LIMIT)
         assert result.report.throughput_samples_s <= rates.throughput(np.array([counts]))[0]
+
+
+def test_budget_that_holds_the_job_but_finds_no_plan_says_so_and_not_a_smaller_budget(monkeypatch):
+    def fails(*_arguments, **_options):
+        raise NoIncumbentError("no plan within the budget")
+
+    monkeypatch.setattr("plans.renting.choose.make_plan", fails)
+    with pytest.raises(NothingAffordableError, match=r"fits .* but no plan was found on the 2 sets") as caught:
+        rent_within_budget(offers_of(), job_of(), 13.0, MODEL, budget=LIMIT, most_plans=2)
+    assert "give each search a larger budget" in str(caught.value)
+    assert "least that would do" not in str(caught.value)
+
+
+def test_each_planned_set_is_reported_while_the_search_goes_on():
+    told = []
+    rental = rent_within_budget(offers_of(), job_of(), 13.0, MODEL, budget=LIMIT, most_plans=3, on_planned=told.append)
+    assert len({entry.counts for entry in told}) == len(told) > 0
+    assert tuple(told) == rental.considered
