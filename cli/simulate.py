@@ -32,7 +32,7 @@ def simulate_plan(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the response lengths.")] = 0,
     dispatch: Annotated[
-        Dispatch, typer.Option(help="Fixed shares per replica, or one queue for all.")
+        Dispatch, typer.Option(help="Fixed shares per replica, one queue for all, or shares by length (buckets).")
     ] = Dispatch.PLANNED,
     picture: Annotated[Path | None, typer.Option(help="Write a Gantt picture (.svg or .png).")] = None,
     json: JsonOption = False,

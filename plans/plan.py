@@ -37,6 +37,8 @@ class Replica(SpecModel):
     """Samples per micro-batch."""
     decode_batch: int | None = Field(default=None, ge=1)
     """Sequences decoded together; generation only; absent = derived from free memory."""
+    lengths: tuple[int, int] | None = None
+    """Shortest and longest response, tokens, that this replica is meant for; generation only; absent = any."""
     stages: tuple[PipelineStage, ...] = Field(min_length=1)
     """Pipeline stages in order."""
 
@@ -273,6 +275,15 @@ def _task_faults(plan: Plan, cluster: Cluster, job: Job, task: RlTask) -> Iterat
                 replica.decode_batch,
                 "only actor_generation decodes",
                 "remove decode_batch",
+            )
+        if replica.lengths is not None and not (
+            task.kind is TaskKind.GENERATION and 1 <= replica.lengths[0] <= replica.lengths[1]
+        ):
+            yield _conflict(
+                f"{place}.replicas[{index}].lengths",
+                list(replica.lengths),
+                "only actor_generation has lengths, from 1 or more to no less than that",
+                "correct or remove lengths",
             )
         if replica.decode_batch is not None and replica.decode_batch > job.generation.max_num_seqs:
             yield _conflict(

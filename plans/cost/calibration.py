@@ -75,6 +75,9 @@ class Calibration(SpecModel):
     """Coefficients of links."""
     sync_factor: float = Field(default=1.0, gt=0)
     """Multiplier of weight transfers (kappa_sync of hetrl.md 4.6)."""
+    tail: float | None = Field(default=None, gt=0, lt=1)
+    """Share of batches whose longest response is no longer than what generation is charged, 0.95 for the p95 of the
+    batch; absent = the expected longest response."""
 
     def of(self, gpu_type: str) -> GpuEfficiency:
         """Return the coefficients of a GPU type."""

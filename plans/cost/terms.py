@@ -244,7 +244,7 @@ def _calibrated_terms(view: ClusterView, job: Job, task: RlTask, shape: LlmShape
 
 
 def _calibrated_decode(view: ClusterView, job: Job, shape: LlmShape, model: CostModel) -> DecodeTerms:
-    lengths, element = moments_of(job.lengths), job.weight_bytes_per_parameter
+    lengths, element = moments_of(job.lengths, model.calibration.tail), job.weight_bytes_per_parameter
     # A sequence's cache grows from the prompt to the full length: on average half of the response is in it.
     context = lengths.prompt + lengths.response / 2.0
     return DecodeTerms(

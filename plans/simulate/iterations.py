@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from plans.errors import SearchError
-from plans.plan import Plan, check_plan
+from plans.plan import Plan, Replica, check_plan
 from plans.simulate.generation import GenerationReplica, SampleQueue
 from plans.simulate.network import Network
 from plans.simulate.outages import GpuHall
@@ -126,7 +126,9 @@ class _Runner:
             queues[0].waiting.extend(lengths)
         else:
             queues = [SampleQueue() for _ in placed.replicas]
-            for queue, share in zip(queues, shares(lengths, [r.samples for r in placed.replicas]), strict=True):
+            is_bucketed = self._settings.dispatch is Dispatch.BUCKETS
+            deal = shares_by_length if is_bucketed else planned_shares
+            for queue, share in zip(queues, deal(lengths, placed.replicas), strict=True):
                 queue.waiting.extend(share)
         work = []
         for replica, stages, queue in zip(placed.replicas, self._stages[RlTask.ACTOR_GENERATION], queues, strict=True):
@@ -194,6 +196,24 @@ class _Runner:
             label=(task.value, iteration),
             recorder=self.recorder,
         )  # fmt: skip
+
+
+def planned_shares(lengths: Sequence[int], replicas: Sequence[Replica]) -> list[list[int]]:
+    """Return each replica's samples in the order in which they were drawn."""
+    return shares(lengths, [replica.samples for replica in replicas])
+
+
+def shares_by_length(lengths: Sequence[int], replicas: Sequence[Replica]) -> list[list[int]]:
+    """Return each replica's samples by length: the longest to the replica that is meant for the longest.
+
+    Replicas without `lengths` come last, in their order. Inside a share the longest samples start first.
+    """
+    order = sorted(range(len(replicas)), key=lambda i: (-(replicas[i].lengths or (0, 0))[1], i))
+    cut = shares(sorted(lengths, reverse=True), [replicas[i].samples for i in order])
+    dealt: list[list[int]] = [[] for _ in replicas]
+    for index, share in zip(order, cut, strict=True):
+        dealt[index] = share
+    return dealt
 
 
 def _micro_batches(lengths: Sequence[float], size: int) -> list[MicroBatch]:

@@ -20,6 +20,9 @@ class Dispatch(StrEnum):
     """Each replica gets the plan's number of samples at the start."""
     QUEUE = "queue"
     """Replicas take samples from one queue when they have room."""
+    BUCKETS = "buckets"
+    """Each replica gets the plan's number of samples, the longest ones where the plan says so (`lengths`): as if every
+    length were predicted exactly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,6 +40,7 @@ def _generation(rollout: RolloutPlan, ids: Sequence[str]) -> TaskPlan:
         Replica(
             samples=replica.rollouts,
             decode_batch=replica.decode_batch,
+            lengths=replica.lengths,
             stages=_stages(replica.configuration.layers, replica.stages, ids),
         )
         for replica in rollout.replicas

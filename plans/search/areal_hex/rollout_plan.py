@@ -14,6 +14,7 @@ from plans.cost.compact import CompactTask
 from plans.cost.evaluator import PlanEvaluator
 from plans.search.areal_hex.configurations import Configuration, ConfigurationBook, nested_uses
 from plans.search.areal_hex.counts import Option, best_whole_counts, greedy_counts, most_rate
+from plans.search.areal_hex.length_buckets import LengthDealer
 from plans.search.areal_hex.machine_classes import MachineClass
 from plans.search.areal_hex.settings import ArealHexSettings
 from plans.workflow import RlTask
@@ -31,6 +32,8 @@ class RolloutReplica:
     """Rollouts per iteration."""
     decode_batch: int
     """Sequences decoded together."""
+    lengths: tuple[int, int] | None = None
+    """Response lengths that it is meant for, tokens; None = any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class RolloutPlanner:
         self._book = ConfigurationBook(
             evaluator, classes, tail_aware=settings.tail_aware, pipelined=settings.pipelined_rollouts
         )
+        self._dealer = LengthDealer(evaluator) if settings.length_buckets else None
         self._total = evaluator.job.num_samples
         decode = evaluator.terms[RlTask.ACTOR_GENERATION].decode
         self._tokens = decode.lengths.response if decode is not None else 1.0
@@ -75,14 +79,34 @@ class RolloutPlanner:
             return None
         configurations, counts = counted
         chosen = [c for c, count in zip(configurations, counts, strict=True) for _ in range(count)]
-        shares = self._shares(chosen)
         placed = _place(chosen, free, self._classes)
+        if self._dealer is not None:
+            return self._dealt(self._dealer, chosen, placed)
+        shares = self._shares(chosen)
         replicas = tuple(
             RolloutReplica(c, stages, share, max(1, min(c.room, share)))
             for c, stages, share in zip(chosen, placed, shares, strict=True)
             if share > 0
         )
         return RolloutPlan(replicas, self._seconds(replicas)) if replicas else None
+
+    def _dealt(
+        self, dealer: LengthDealer, chosen: Sequence[Configuration], placed: Sequence[tuple[tuple[int, ...], ...]]
+    ) -> RolloutPlan:
+        """Return the plan with rollouts dealt by length."""
+        even = max(1, self._total // len(chosen))
+        batches = [max(1, min(c.room, even)) for c in chosen]
+        tasks = [
+            CompactTask(np.array([stages], dtype=np.int32), c.layers, (even,))
+            for c, stages in zip(chosen, placed, strict=True)
+        ]
+        dealt = dealer.deal(list(zip(tasks, batches, strict=True)))
+        replicas = tuple(
+            RolloutReplica(c, placed[i], share, max(1, min(batches[i], share)), dealt.lengths(dealer.buckets, i))
+            for i, c in enumerate(chosen)
+            if (share := int(dealt.counts[i].sum())) > 0
+        )
+        return RolloutPlan(replicas, dealt.seconds)
 
     def _counted(
         self, free: Mapping[int, Sequence[int]], least_gpus: int

@@ -49,6 +49,10 @@ class ArealHexSettings:
     pipelined_rollouts: bool = True
     """Whether rollout replicas may have pipeline stages where TP alone holds the model. HetRL's model charges a decode
     step the slowest stage, not the sum of the stages, so it rates such replicas higher than an engine does."""
+    length_buckets: bool = False
+    """Problem 9, extension, off by default: rollouts go to replicas by their predicted length, long ones to fast decode
+    steps, and sides are compared by the p95 of the batch. `price` and `iteration_s` know one length distribution and
+    stay without it; the simulator executes it (`Dispatch.BUCKETS`)."""
     patience: int = 20
     """K: rounds without improvement after which the alternation ends."""
     splits_per_round: int = 2
