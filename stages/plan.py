@@ -21,7 +21,7 @@ from stages.plan_history import NumberedPlan, committed_plans, numbered_plan, pl
 from stages.planning import choose_plan
 from stages.profile import find_profile, last_due
 from stages.sharding import machine_of
-from stages.staleness.drift_watch import has_drifted, rerouted_plan
+from stages.staleness.drift_watch import cheaper_change, has_drifted, wins_back
 from storage import layout
 from storage.errors import AlreadyPublishedError
 from storage.layout import escape_name
@@ -64,7 +64,7 @@ def _choose(context: StageContext) -> tuple[NumberedPlan, bool]:
     """
     home, run, k = context.home, context.run.name, context.iteration
     chosen: Plan | None = None
-    rerouted: Plan | None = None
+    changed: Plan | None = None
     while True:
         plans = committed_plans(home, run)
         standing = plan_of_iteration(plans, k)
@@ -75,8 +75,9 @@ def _choose(context: StageContext) -> tuple[NumberedPlan, bool]:
                 return standing, False
         if chosen is None:
             with context.phase("search"):
-                rerouted = rerouted_plan(context, standing)
-                chosen = rerouted or choose_plan(
+                if standing is not None and is_usable(context, standing.plan):
+                    changed = cheaper_change(context, standing, _profiles(context))
+                chosen = changed or choose_plan(
                     context.run.cluster,
                     context.job,
                     profiles=_profiles(context),
@@ -84,7 +85,7 @@ def _choose(context: StageContext) -> tuple[NumberedPlan, bool]:
                     drained=context.run.drained,
                     standing=None if standing is None else standing.plan,
                 )
-        if standing is not None and not (rerouted or is_better(context, standing.plan, chosen)):
+        if standing is not None and not (changed or is_better(context, standing.plan, chosen)):
             return standing, False
         try:
             write_plan(home, run, len(plans), with_adoption(chosen, k).to_document())
@@ -139,7 +140,7 @@ def is_better(context: StageContext, standing: Plan, chosen: Plan) -> bool:
     """Whether a new plan takes the place of the one in force.
 
     It does when the old one can't be used any more (another cluster, a drained machine), else when it promises a gain
-    of `replan.min_gain` over the old one, both priced with the rates measured now.
+    of `replan.min_gain` over the old one, both priced with the rates measured now, and wins back the switch.
     """
     if standing.fingerprint == chosen.fingerprint:
         return False
@@ -148,7 +149,10 @@ def is_better(context: StageContext, standing: Plan, chosen: Plan) -> bool:
     model = model_of(context.run.cluster, context.job.planner, _profiles(context))
     before = price(context.run.cluster, context.job.planner, standing, model).iteration_s
     after = price(context.run.cluster, context.job.planner, chosen, model).iteration_s
-    return before is None or (after is not None and after < before * (1.0 - context.job.replan.min_gain))
+    if before is None or after is None:
+        return before is None
+    is_enough = after < before * (1.0 - context.job.replan.min_gain)
+    return is_enough and wins_back(context, standing, chosen, before - after)
 
 
 def is_usable(context: StageContext, plan: Plan) -> bool:

@@ -7,14 +7,16 @@ engines, on the calibrated model with the measured rates. How a plan was found s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from pydantic import JsonValue
 
 from plans.cost import price
-from plans.errors import TooFewGpusError
+from plans.errors import InfeasibleError, NoIncumbentError, TooFewGpusError
 from plans.plan import Plan
 from plans.search.budget import Budget
+from plans.search.flip_roles import FlipRolesPlanner, SideFactors
 from plans.search.planner import DEFAULT_METHOD, make_plan
 from plans.spec.cluster import Cluster
 from stages.engine_limits import engine_limits
@@ -24,6 +26,22 @@ from stages.spec.job import TrainingJob
 
 EVALUATIONS: Final = 1000
 """Budget of a search inside a run. Counted, not timed: equal inputs give equal plans on any machine."""
+
+
+FLIPS: Final = 200
+"""Flips of roles that are priced at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flipped:
+    """A plan with other roles, and what both plans take by the measured rates."""
+
+    plan: Plan
+    """The plan."""
+    before_s: float
+    """Seconds of an iteration under the plan in force."""
+    after_s: float
+    """Seconds of an iteration under the new one."""
 
 
 def choose_plan(
@@ -73,6 +91,51 @@ def choose_plan(
         facts |= {"budget": f"{EVALUATIONS}evals", "limits": limits.sentence()}
     search = type(plan.search).model_validate({**plan.search.model_dump(), **facts})
     return plan.model_copy(update={"search": search})
+
+
+def flip_roles(
+    cluster: Cluster,
+    job: TrainingJob,
+    *,
+    standing: Plan,
+    factors: SideFactors,
+    profiles: Profiles,
+    seed: int,
+    drained: Sequence[str] = (),
+) -> Flipped | None:
+    """Return the best plan one flip of roles away from the one in force; None where no flip can run.
+
+    Args:
+        cluster: The machines.
+        job: The job.
+        standing: The plan in force, of this cluster and job and without drained machines.
+        factors: Measured over promised seconds of both sides under that plan.
+        profiles: Measurements by machine name.
+        seed: Seed of the search.
+        drained: Machines that get no work.
+    """
+    usable = _without(cluster, drained)
+    model, limits = model_of(cluster, job.planner, profiles), engine_limits(job)
+    planner = FlipRolesPlanner(standing=standing, factors=factors)
+    try:
+        found = make_plan(
+            usable, job.planner, planner, model=model, budget=Budget(evaluations=FLIPS), seed=seed, limits=limits
+        ).plan
+    except (InfeasibleError, NoIncumbentError):
+        return None
+    plan = found.model_copy(update={"cluster": cluster.fingerprint})
+    before, after = (price(cluster, job.planner, each, model) for each in (standing, plan))
+    if before.phases is None or after.phases is None:
+        return None
+    facts: dict[str, JsonValue] = {
+        "model": f"{model.mode.value}: {model.calibration.name}",
+        "drained": [*drained],
+        "limits": limits.sentence(),
+        "factors": {"producer": factors.producer, "consumer": factors.consumer},
+    }
+    search = type(plan.search).model_validate({**plan.search.model_dump(), **facts})
+    plan = plan.model_copy(update={"predicted": after.to_document(), "search": search})
+    return Flipped(plan, factors.iteration_s(before.phases), factors.iteration_s(after.phases))
 
 
 def _without(cluster: Cluster, drained: Sequence[str]) -> Cluster:

@@ -141,6 +141,9 @@ class ReplanSpec(Section):
     """Iterations in a row that must drift so far; after a call the drift must fall below half before it calls again."""
     min_gain: float = Field(default=0.1, ge=0)
     """Relative gain that a new plan must promise to be taken."""
+    switch_s: float = Field(default=30.0, ge=0)
+    """Seconds that are lost when devices change their role: engines start anew and load weights. A plan that does so
+    must win them back in the iterations that are left; dealing the shards anew to the same replicas costs nothing."""
 
 
 class ProfileSpec(Section):

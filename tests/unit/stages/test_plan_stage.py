@@ -127,13 +127,21 @@ def test_equal_placement_keeps_its_number(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_new_plan_must_promise_the_gain_that_the_job_asks_for(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
+    run = make_run(tmp_path, changes={"mode: sync\n": "mode: sync\nreplan: {switch_s: 0}\n"})
     context = make_context(run, tmp_path, "plan", 3)
     lonely = plan_on_machine(run.cluster, run.job.planner, run.cluster.machines[1], CostModel.calibrated())
 
     assert plan_stage.is_better(context, lonely, context.plan)
     assert not plan_stage.is_better(context, context.plan, lonely)
     assert not plan_stage.is_better(context, context.plan, context.plan)
+
+
+def test_new_plan_must_win_back_the_switch_in_the_iterations_left(tmp_path: Path) -> None:
+    run = make_run(tmp_path, changes={"mode: sync\n": "mode: sync\nreplan: {switch_s: 1.0e+6}\n"})
+    context = make_context(run, tmp_path, "plan", 3)
+    lonely = plan_on_machine(run.cluster, run.job.planner, run.cluster.machines[1], CostModel.calibrated())
+
+    assert not plan_stage.is_better(context, lonely, context.plan)
 
 
 def test_drained_machine_is_left_at_the_next_plan_and_taken_back_later(tmp_path: Path) -> None:
