@@ -7,12 +7,15 @@ in the caller's environment are dropped.
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import cli
 from cli.deployment_processes import AIRFLOW_PART
 from cli.deployment_record import DeploymentRecord, Worker
+from cli.errors import InputError
 from stages.home import (
     DEPLOYMENT_VARIABLE,
     ENGINES_PYTHON_VARIABLE,
@@ -74,6 +77,9 @@ LOCAL_EXECUTOR = "LocalExecutor"
 EDGE_EXECUTOR = "airflow.providers.edge3.executors.EdgeExecutor"
 """Tasks go to the worker of their queue, which fetches them over HTTP. It is the only executor then: a list of two
 would have to be the same in every process that reads a DAG, and no row of a run belongs beside the scheduler."""
+
+START_TIMEOUT_VARIABLE = "MOTLEY_START_TIMEOUT_S"
+"""Environment variable with the longest wait for components and workers to come up, seconds."""
 
 # A worker is missed after five heartbeats; then another one may take its name.
 WORKER_HEARTBEAT_S = 10
@@ -162,3 +168,22 @@ def airflow_environment(record: DeploymentRecord, home: MotleyHome, caller: Mapp
         DEPLOYMENT_VARIABLE: record.id,
         PART_VARIABLE: AIRFLOW_PART,
     }
+
+
+def start_timeout_s(default_s: float) -> float:
+    """Return the longest wait for something that starts, seconds.
+
+    Args:
+        default_s: The wait where the environment names none.
+
+    Raises:
+        InputError: the environment names no positive number.
+    """
+    text = os.environ.get(START_TIMEOUT_VARIABLE, str(default_s))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 < seconds < math.inf:
+        raise InputError(f"{START_TIMEOUT_VARIABLE} is {text!r}, but it is a positive number of seconds; correct it.")
+    return seconds

@@ -25,7 +25,7 @@ from cli.deployment_record import (
     read_record,
     write_record,
 )
-from cli.deployment_settings import airflow_environment
+from cli.deployment_settings import START_TIMEOUT_VARIABLE, airflow_environment, start_timeout_s
 from cli.deployment_workers import ensure_workers, is_running, workers_of
 from cli.errors import DeploymentError
 from plans.spec.cluster import Cluster
@@ -33,7 +33,7 @@ from stages.home import MotleyHome
 from stages.launch import STAGE_PART
 
 START_TIMEOUT_S = 240.0
-"""Longest wait for all components to be healthy."""
+"""Longest wait for all components to be healthy, where the environment says nothing else."""
 
 PORT_ATTEMPTS = 3
 """Starts with another port when the chosen one was lost to another program before the API server had it."""
@@ -69,8 +69,10 @@ def bring_up(
     Raises:
         DeploymentError: it can't be started, or did not come up.
         PortInUseError: the port asked for belongs to somebody else.
+        InputError: the wait that the environment names is no positive number.
     """
     check_home(home)
+    start_timeout_s(START_TIMEOUT_S)  # a wrong one is refused before anything starts
     with _locked(home):
         before = read_record(home.deployment_file)
         wanted = before
@@ -189,7 +191,8 @@ def wait_until_healthy(record: DeploymentRecord, home: MotleyHome, report: Repor
     Raises:
         DeploymentError: a component ended, or did not become healthy in time; names its log and last lines.
     """
-    deadline = time.monotonic() + START_TIMEOUT_S
+    timeout_s = start_timeout_s(START_TIMEOUT_S)
+    deadline = time.monotonic() + timeout_s
     told: dict[str, str | None] = {}
     with AirflowApi(record.url) as api:
         while True:
@@ -204,7 +207,7 @@ def wait_until_healthy(record: DeploymentRecord, home: MotleyHome, report: Repor
             dead = [component.name for component in record.processes if component.name not in running]
             if dead or time.monotonic() > deadline:
                 end_airflow(record, grace_s=5.0)
-                raise DeploymentError(_failure(dead, states, home))
+                raise DeploymentError(_failure(dead, states, home, timeout_s))
             time.sleep(0.5)
 
 
@@ -295,7 +298,7 @@ def _start(name: str, record: DeploymentRecord, home: MotleyHome, settings: Mapp
     return ComponentProcess(name=name, pid=child.pid, started_at=psutil.Process(child.pid).create_time())
 
 
-def _failure(dead: list[str], states: Mapping[str, str | None], home: MotleyHome) -> str:
+def _failure(dead: list[str], states: Mapping[str, str | None], home: MotleyHome, timeout_s: float) -> str:
     if dead:
         log = log_file(home, dead[0])
         return (
@@ -303,9 +306,8 @@ def _failure(dead: list[str], states: Mapping[str, str | None], home: MotleyHome
         )
     waiting = [name for name, state in states.items() if state != "healthy"]
     return (
-        f"Airflow's {', '.join(waiting)} did not become healthy within {START_TIMEOUT_S:.0f} s; all was stopped "
-        "again; see the logs "
-        f"in {log_file(home, 'any').parent}."
+        f"Airflow's {', '.join(waiting)} did not become healthy within {timeout_s:.0f} s; all was stopped again; see "
+        f"the logs in {log_file(home, 'any').parent}, or on a busy machine set {START_TIMEOUT_VARIABLE} higher."
     )
 
 

@@ -14,7 +14,7 @@ import psutil
 from cli.deployment_api import AirflowApi
 from cli.deployment_processes import component_process
 from cli.deployment_record import ComponentProcess, DeploymentRecord, Worker, write_record
-from cli.deployment_settings import WORKER_HEARTBEAT_S, worker_environment
+from cli.deployment_settings import WORKER_HEARTBEAT_S, start_timeout_s, worker_environment
 from cli.errors import DeploymentError, InputError
 from plans.spec.cluster import Cluster, Machine
 from stages.home import DEPLOYMENT_VARIABLE, ENGINES_PYTHON_VARIABLE, MotleyHome
@@ -26,7 +26,7 @@ GONE_STATES = frozenset({"unknown", "offline", "offline maintenance"})
 """States in which Airflow lets another worker take the name."""
 
 REGISTER_TIMEOUT_S = 120.0
-"""Longest wait until a started worker has reported itself."""
+"""Longest wait until a started worker has reported itself, where the environment says nothing else."""
 
 MISSED_S = 8.0 * WORKER_HEARTBEAT_S
 """Longest wait until Airflow has missed a worker that was killed."""
@@ -174,7 +174,8 @@ def _start(worker: Worker, record: DeploymentRecord, home: MotleyHome, environme
 
 
 def _wait_until_reported(api: AirflowApi, workers: Sequence[Worker], home: MotleyHome) -> None:
-    deadline = time.monotonic() + REGISTER_TIMEOUT_S
+    timeout_s = start_timeout_s(REGISTER_TIMEOUT_S)
+    deadline = time.monotonic() + timeout_s
     waiting = list(workers)
     while waiting:
         waiting = [w for w in waiting if (_worker_state(api, w.machine) or {}).get("state") in (None, *GONE_STATES)]
@@ -182,7 +183,7 @@ def _wait_until_reported(api: AirflowApi, workers: Sequence[Worker], home: Motle
         late = waiting if time.monotonic() > deadline else []
         if dead or late:
             worker = (dead or late)[0]
-            what = "ended while starting" if dead else f"did not report itself within {REGISTER_TIMEOUT_S:.0f} s"
+            what = "ended while starting" if dead else f"did not report itself within {timeout_s:.0f} s"
             raise DeploymentError(
                 f"The worker of machine {worker.machine} {what}; see its log {worker_log(home, worker.machine)}."
             )

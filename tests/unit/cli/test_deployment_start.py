@@ -8,8 +8,9 @@ import pytest
 
 from cli import deployment_start
 from cli.deployment_record import ComponentProcess, DeploymentRecord, Ports, read_record, write_record
+from cli.deployment_settings import START_TIMEOUT_VARIABLE, start_timeout_s
 from cli.deployment_start import becomes_healthy, bring_up, log_file, wait_until_healthy
-from cli.errors import DeploymentError, PortInUseError
+from cli.errors import DeploymentError, InputError, PortInUseError
 from stages.home import MotleyHome
 
 
@@ -69,6 +70,31 @@ def test_component_that_ended_while_starting_is_named_with_the_end_of_its_log(tm
     log.write_text("one\ntwo\nsqlite3.OperationalError: disk I/O error\n")
     with pytest.raises(DeploymentError, match=r"(?s)Airflow's scheduler ended while starting; .*disk I/O error"):
         wait_until_healthy(record(PORTS, gone_process("scheduler")), home, lambda _: None)
+
+
+def test_wait_for_a_busy_machine_can_be_set_and_a_wrong_one_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(START_TIMEOUT_VARIABLE, raising=False)
+    assert start_timeout_s(120.0) == 120.0
+    monkeypatch.setenv(START_TIMEOUT_VARIABLE, "900")
+    assert start_timeout_s(120.0) == 900.0
+    for wrong in ("soon", "0", "-1", "inf", "nan", ""):
+        monkeypatch.setenv(START_TIMEOUT_VARIABLE, wrong)
+        with pytest.raises(InputError, match="positive number of seconds"):
+            bring_up(MotleyHome(tmp_path / "home"), port=None, environment={}, report=lambda _: None)
+    assert not (tmp_path / "home" / "deployment.json").exists()
+
+
+def test_component_that_stays_silent_is_named_with_the_wait_and_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(START_TIMEOUT_VARIABLE, "0.01")
+    parts = [own_process(name) for name in ("api-server", "scheduler", "dag-processor", "triggerer")]
+    monkeypatch.setattr(deployment_start, "end_airflow", lambda *_, **__: None)
+    remedy = f"within 0 s; .* or on a busy machine set {START_TIMEOUT_VARIABLE} higher"
+    with pytest.raises(DeploymentError, match=remedy):
+        wait_until_healthy(record(PORTS, *parts), MotleyHome(tmp_path), lambda _: None)
 
 
 def test_component_without_log_is_still_named(tmp_path: Path) -> None:
