@@ -14,12 +14,16 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from benchmarks.planner.record import environment
+from cli.deployment_processes import marked_processes
+from cli.deployment_record import read_record
 from storage.iterations import find_records
 from storage.runs import IterationRecord
 from storage.store import open_store
@@ -59,15 +63,25 @@ def job_of(bound: int, prompts: int) -> str:
 
 
 def measure(seed: int, bound: int, iterations: int, prompts: int) -> dict[str, Any]:
-    """Run once and return what its records say."""
+    """Run once and return what its records say; nothing stays running."""
     with tempfile.TemporaryDirectory(prefix="async-vs-sync-") as folder:
-        home = Path(folder)
+        home, place, started = Path(folder), environment(), time.monotonic()
         (home / "job.yaml").write_text(job_of(bound, prompts))
-        motley(home, "run", "--job", str(home / "job.yaml"), "--cluster", str(EXAMPLE / "cluster.yaml"), "--name", "r",
-               "--iterations", str(iterations), "--seed", str(seed), "--json")  # fmt: skip
+        try:
+            motley(home, "run", "--job", str(home / "job.yaml"), "--cluster", str(EXAMPLE / "cluster.yaml"),
+                   "--name", "r", "--iterations", str(iterations), "--seed", str(seed), "--json")  # fmt: skip
+            used = {"cpu_s": cpu_seconds(home), "wall_s": time.monotonic() - started, "load_after": os.getloadavg()}
+        finally:
+            motley(home, "down", "--json")
         records = find_records(open_store(str(home / "store")), "r")
-        motley(home, "down", "--json")
-    return {"seed": seed, "max_staleness": bound, "iterations": iterations, "prompts": prompts, **summary(records)}
+    settings = {"seed": seed, "max_staleness": bound, "iterations": iterations, "prompts": prompts}
+    return {**settings, "environment": place, **used, **summary(records)}
+
+
+def cpu_seconds(home: Path) -> float:
+    """Return the CPU seconds of everything that runs for a deployment, ended children included."""
+    record = read_record(home / "deployment.json")
+    return sum(sum(process.cpu_times()[:4]) for process in marked_processes(record.id)) if record else 0.0
 
 
 def motley(home: Path, *arguments: str) -> None:
