@@ -102,7 +102,10 @@ def side_factors(context: StageContext, standing: NumberedPlan, profiles: Profil
     run, planner = context.run, context.job.planner
     model = model_of(run.cluster, planner, profiles)
     phases = price(run.cluster, planner, standing.plan, model).phases
-    record = read_iteration(context.home, run.name, context.iteration - context.job.generate_ahead - 1)
+    try:
+        record = read_iteration(context.home, run.name, context.iteration - context.job.generate_ahead - 1)
+    except ObjectMissingError:
+        return None
     measured = measured_balance(planner.num_samples, record.measured_s)
     promised = None if phases is None else predicted_balance(planner.num_samples, phases_s(phases))
     if measured is None or promised is None:

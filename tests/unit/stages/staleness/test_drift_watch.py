@@ -128,6 +128,12 @@ def test_sides_without_measured_seconds_have_no_factors_and_no_flip(tmp_path: Pa
     assert flipped_plan(context, standing, {}) is None
 
 
+def test_iteration_without_a_record_has_no_factors(tmp_path: Path) -> None:
+    context = context_at(tmp_path, 3)
+
+    assert side_factors(context, committed_plans(context.home, context.run.name)[0], {}) is None
+
+
 def flip_of(plan: Plan, before_s: float, after_s: float) -> Flipped:
     """Return a flip whose plan exchanges two devices."""
     text = plan.to_json().replace("a0/0", "x").replace("b0/0", "a0/0").replace("x", "b0/0")
