@@ -23,6 +23,8 @@ from plans.spec.cluster import FloatArray, IntArray
 SEARCH_LIMIT = 5_000
 #: Needed machine visits above which no search is tried (its depth is that of the recursion).
 MAX_VISITS = 400
+#: Machines up to which a ring is first looked for without a search.
+PLAIN_MACHINES = 8
 #: Ring and pair times that `LinkTimes` keeps.
 RINGS_KEPT = 20_000
 
@@ -58,6 +60,10 @@ def best_ring(counts: Sequence[int], cost: FloatArray) -> RingSolution:
         # The single GPU is joined to both ends of the run over the other machine.
         larger = 0 if counts[0] > 1 else 1
         return RingSolution(max(float(cost[0, 1]), float(cost[larger, larger])), is_proved=True)
+    if num_machines <= PLAIN_MACHINES:
+        plain_s = _plain_ring(counts, cost.tolist())
+        if plain_s is not None:
+            return RingSolution(plain_s, is_proved=True)
     gpus = np.asarray(counts)
     edges = cost.copy()
     # A machine with one GPU has no inner edge.
@@ -68,6 +74,39 @@ def best_ring(counts: Sequence[int], cost: FloatArray) -> RingSolution:
         return RingSolution(bound, is_proved=True)
     values = np.unique(edges)
     return _bisect(gpus, edges, values[(values > bound) & np.isfinite(values)].tolist(), proved=complete)
+
+
+def _plain_ring(counts: Sequence[int], cost: list[list[float]]) -> float | None:
+    """Return the slowest edge of the ring through the machines in their order, or None where it may not be the best.
+
+    It is the best where no ring can do without so slow an edge: every GPU has two edges, and the edges of a ring join
+    all machines.
+    """
+    machines = range(len(counts))
+    slowest = max([cost[i - 1][i] for i in machines])
+    slowest = max([slowest, *[cost[i][i] for i in machines if counts[i] > 1]])
+    for i in machines:
+        two = [cost[i][i]] * min(2, counts[i] - 1)
+        for j in machines:
+            if j != i:
+                two += [cost[i][j]] * min(2, counts[j])
+        if sorted(two)[1] >= slowest:
+            return slowest
+    joined = _slowest_of_tree(cost)
+    return slowest if joined >= slowest else None
+
+
+def _slowest_of_tree(cost: list[list[float]]) -> float:
+    """Return the slowest edge of a spanning tree whose slowest edge is fastest (Prim)."""
+    reach, slowest = cost[0][:], 0.0
+    left = list(range(1, len(cost)))
+    while left:
+        nearest = min(left, key=reach.__getitem__)
+        slowest = max(slowest, reach[nearest])
+        left.remove(nearest)
+        for machine in left:
+            reach[machine] = min(reach[machine], cost[nearest][machine])
+    return slowest
 
 
 def _bisect(gpus: IntArray, edges: FloatArray, candidates: list[float], *, proved: bool) -> RingSolution:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from plans.cost.lineup import Lineup, lineup_of
+from plans.cost.lineup import Lineup, Lineups
 from plans.plan import PipelineStage, Plan, Replica, TaskGroup, TaskPlan
 from plans.spec.cluster import Cluster, ClusterView
 from plans.spec.job import Job
@@ -36,8 +36,11 @@ class CompactTask:
     """Samples per micro-batch."""
 
     def __post_init__(self) -> None:
-        """Make the array read-only, contiguous and of one type."""
+        """Make the array read-only, contiguous and of one type; nobody else can write to what `read_only_grid` made."""
         grid = np.ascontiguousarray(self.gpus, dtype=np.int32)
+        base = grid if grid.base is None else grid.base
+        if isinstance(base, np.ndarray) and not base.flags.writeable:
+            return
         if grid.base is not None or grid is self.gpus:
             grid = grid.copy()
         grid.setflags(write=False)
@@ -81,14 +84,18 @@ class CompactTask:
         other.__dict__["samples"] = samples
         return other
 
-    def lineup(self, machine_of: list[int]) -> Lineup:
-        """Return the machines of its stages, given the machine of each GPU [N]; kept for one cluster."""
-        kept: tuple[list[int], Lineup] | None = self.__dict__.get("_lineup")
-        if kept is None or kept[0] is not machine_of:
-            _, pp, tp = self.gpus.shape
-            kept = (machine_of, lineup_of(machine_of, self.flat.tolist(), pp, tp))
-            self.__dict__["_lineup"] = kept
-        return kept[1]
+    def lineup(self, lineups: Lineups) -> Lineup:
+        """Return the machines of its stages; kept for one cluster."""
+        kept: tuple[Lineups, Lineup] | None = self.__dict__.get("_lineup")
+        if kept is not None and kept[0] is lineups:
+            return kept[1]
+        found = lineups.of(self.flat.tolist(), self.pp, self.tp)
+        self.keep_lineup(lineups, found)
+        return found
+
+    def keep_lineup(self, lineups: Lineups, lineup: Lineup) -> None:
+        """Keep the lineup that was found for its GPUs."""
+        self.__dict__["_lineup"] = (lineups, lineup)
 
     @cached_property
     def flat(self) -> GpuGrid:
@@ -104,6 +111,13 @@ class CompactPlan:
     """Task grouping."""
     tasks: Mapping[RlTask, CompactTask]
     """Placement per task."""
+
+
+def read_only_grid(gpus: Sequence[int], dp: int, pp: int, tp: int) -> GpuGrid:
+    """Return GPU indices [dp, pp, tp], given replica by replica, stage by stage, shard by shard."""
+    flat = np.array(gpus, dtype=np.int32)
+    flat.setflags(write=False)
+    return flat.reshape(dp, pp, tp)
 
 
 def compact_of(plan: Plan, cluster: Cluster) -> CompactPlan:

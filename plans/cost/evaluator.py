@@ -18,7 +18,7 @@ from plans.cost.fast_memory import FastMemory
 from plans.cost.fast_task import FastTaskPricer
 from plans.cost.fast_transfer import FastTransfer
 from plans.cost.iteration import PhaseTimes, combine
-from plans.cost.lineup import Lineup
+from plans.cost.lineup import Lineup, Lineups
 from plans.cost.model import CostModel
 from plans.cost.price import link_times
 from plans.cost.terms import TaskTerms, build_terms
@@ -71,7 +71,7 @@ class PlanEvaluator:
         self.evaluations = 0
         line = WeightLine.of(shape_of(job, RlTask.ACTOR_TRAINING), job.weight_bytes_per_parameter)
         self._transfer = FastTransfer(line, self.view, self.links, model)
-        self._machine_of: list[int] = self.view.machine_of.tolist()
+        self.lineups = Lineups(self.view.machine_of.tolist())
         self._pricers = _shared_pricers(self.view, self.links, self.terms)
         self._costs: BoundedCache[Hashable, float] = BoundedCache(entries_for(self.view.num_gpus))
         self._transfers: BoundedCache[Hashable, float] = BoundedCache(entries_for(self.view.num_gpus))
@@ -79,34 +79,49 @@ class PlanEvaluator:
     def evaluate(self, plan: CompactPlan) -> Evaluation:
         """Return the price of a plan; its tasks must be exactly those of the job."""
         self.evaluations += 1
-        tasks = plan.tasks
+        overflow, batches, rooms = self._memory_of(plan)
+        task_s, phases = self._times_of(plan, batches)
+        return Evaluation(phases.iteration_s, overflow, phases, task_s, batches, rooms)
+
+    def score(self, plan: CompactPlan) -> tuple[float, float]:
+        """Return `score_s` and `overflow_bytes` of the evaluation; a plan that memory forbids needs no times."""
+        self.evaluations += 1
+        overflow, batches, _ = self._memory_of(plan)
+        if overflow > 0.0:
+            return math.inf, overflow
+        return self._times_of(plan, batches)[1].iteration_s, overflow
+
+    def _memory_of(self, plan: CompactPlan) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+        """Return bytes lacking, and batch and room of each generation replica."""
         overflow = 0.0
         batches: tuple[int, ...] = ()
         rooms: tuple[int, ...] = ()
-        group_of: dict[RlTask, int] = {}
-        for index, group in enumerate(plan.groups):
-            outcome = self.memory.group_memory(group, tasks)
+        for group in plan.groups:
+            outcome = self.memory.group_memory(group, plan.tasks)
             overflow += outcome.overflow_bytes
-            for task in group:
-                group_of[task] = index
             if outcome.decode_batches:
                 batches, rooms = outcome.decode_batches, outcome.decode_rooms
-        task_s = {}
-        for task in self.tasks:
-            decode = batches if task is RlTask.ACTOR_GENERATION else ()
-            task_s[task] = self.task_s(task, tasks[task], decode)
+        return overflow, batches, rooms
+
+    def _times_of(self, plan: CompactPlan, batches: tuple[int, ...]) -> tuple[dict[RlTask, float], PhaseTimes]:
+        """Return the seconds of each task, and of the phases."""
+        tasks = plan.tasks
+        task_s = {
+            task: self.task_s(task, tasks[task], batches if task is RlTask.ACTOR_GENERATION else ())
+            for task in self.tasks
+        }
         moved_s = self.transfer_s(tasks[RlTask.ACTOR_TRAINING], tasks[RlTask.ACTOR_GENERATION])
-        phases = combine(self.job.mode, task_s, group_of, moved_s, self.model.eta)
-        return Evaluation(phases.iteration_s, overflow, phases, task_s, batches, rooms)
+        group_of = {task: index for index, group in enumerate(plan.groups) for task in group}
+        return task_s, combine(self.job.mode, task_s, group_of, moved_s, self.model.eta)
 
     def task_s(self, task: RlTask, placement: CompactTask, decode_batches: tuple[int, ...] = ()) -> float:
         """Return the seconds of one task on a placement; generation needs its decode batches."""
-        pricer = self._pricers[task]
-        key = (pricer, placement.key, decode_batches)
+        pricer, lineup = self._pricers[task], placement.lineup(self.lineups)
+        key = (pricer, lineup, placement.layers, placement.samples, placement.micro_batch_size, decode_batches)
         seconds = self._costs.get(key)
         if seconds is None:
-            lineup, mbs = placement.lineup(self._machine_of), placement.micro_batch_size
-            seconds = pricer.task_s(lineup, placement.layers, mbs, placement.samples, decode_batches)
+            layers, mbs = placement.layers, placement.micro_batch_size
+            seconds = pricer.task_s(lineup, layers, mbs, placement.samples, decode_batches)
             self._costs.put(key, seconds)
         return seconds
 
@@ -116,7 +131,7 @@ class PlanEvaluator:
 
     def lineup(self, placement: CompactTask) -> Lineup:
         """Return the machines of a placement's stages."""
-        return placement.lineup(self._machine_of)
+        return placement.lineup(self.lineups)
 
     def replica_s(self, task: RlTask, placement: CompactTask, index: int, samples: int, decode_batch: int = 1) -> float:
         """Return the seconds of one replica with so many samples, without the gradient all-reduce."""

@@ -1,43 +1,68 @@
-"""Fast seconds of a weight transfer between compact placements: the numbers of `plans.cost.transfer`.
+"""Fast seconds of a weight transfer between compact placements: the numbers of `plans.cost.transfer`, by arrays.
 
-Only the direct transfer is done here: where all TP groups lie inside machines and one TP degree divides the other,
-every receiver of a stage on a machine pulls the same bytes over the same links, so pulls are worked out once per
-(stage, machine) and receivers are counted. Everything else goes to `transfer_s`.
+What a receiver takes depends only on its place in its replica (its part), what that costs only on the machines. So
+pulls are worked out once per part, receiving machine and kind of training replica, all of them together.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple, cast
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from plans.cost.cache import BoundedCache
 from plans.cost.collectives import LinkTimes
 from plans.cost.compact import CompactTask
 from plans.cost.model import CostModel, Fanout
-from plans.cost.transfer import StageSlots, WeightLine, is_clearly_less, transfer_s
-from plans.spec.cluster import ClusterView
+from plans.cost.transfer import CLEARLY_LESS, WeightLine, per_region_s, sequential_s
+from plans.spec.cluster import ClusterView, FloatArray, IntArray
 
-Piece = tuple[int, float]
-"""A sending stage and the bytes that one of its shards sends to one receiver."""
-
-MachineRow = tuple[int, ...]
-"""Machines of a replica's stages [pp], where every TP group lies inside one machine."""
-
-
-#: Home of a GPU that does not train.
-_NOWHERE = (-1, -1, -1)
+#: Pieces of weights kept, by degrees and layers of both placements.
+PIECES_KEPT = 2_000
+#: No replica: above every index.
+_NO_REPLICA = np.iinfo(np.int64).max
 
 
-class _Pull(NamedTuple):
-    """A receiver's transfer from one training replica."""
+class _Parts(NamedTuple):
+    """What the tasklets of one generation replica take from those of one training replica.
 
-    replica: int
-    seconds: float
-    busy: list[float]
-    """Seconds from one shard of each sending stage."""
+    A tasklet is numbered inside its replica, stage by stage, shard by shard; k is the most pieces that a part has.
+    """
+
+    source: IntArray
+    """Training tasklet of each piece [parts, k]; 0 where a part has fewer."""
+    num_bytes: FloatArray
+    """Bytes of each piece [parts, k]."""
+    is_piece: NDArray[np.bool_]
+    """Whether there is such a piece [parts, k]."""
+    column: IntArray
+    """Piece of a part that a training tasklet sends [parts, tasklets]; -1 = none."""
+
+
+class _Senders(NamedTuple):
+    """Training replicas; those on the same machines are alike as senders, so the first of each kind serves."""
+
+    machines: IntArray
+    """Machine of each tasklet [kinds, tasklets]."""
+    first: IntArray
+    """First replica of each kind [kinds], ascending."""
+    kind: IntArray
+    """Kind of each replica [dp]."""
+
+
+class _Pulls(NamedTuple):
+    """Pulls of receivers, and what they keep the senders busy with."""
+
+    seconds: FloatArray
+    """Seconds of each pull [n]."""
+    replica: IntArray
+    """Training replica that serves it [n]."""
+    source: IntArray
+    """Training tasklet of each piece [n, k]."""
+    busy: FloatArray
+    """Seconds of each piece, times the receivers with this pull [n, k]."""
 
 
 class FastTransfer:
@@ -45,174 +70,167 @@ class FastTransfer:
 
     def __init__(self, line: WeightLine, view: ClusterView, links: LinkTimes, model: CostModel) -> None:
         self._line, self._view, self.links, self._model = line, view, links, model
-        self._machine_of: list[int] = view.machine_of.tolist()
-        self._pieces: dict[tuple[tuple[int, ...], tuple[int, ...], int, int], list[list[Piece]]] = {}
+        self._machine_of: IntArray = view.machine_of.astype(np.int64)
+        self._num_machines = len(view.machine_names)
+        self._latency_s, self._s_per_byte = links.latency_s.ravel(), links.s_per_byte.ravel()
+        self._parts: BoundedCache[Hashable, _Parts] = BoundedCache(PIECES_KEPT)
 
     def seconds(self, training: CompactTask, generation: CompactTask) -> float:
         """Return C_reshard or C_sync."""
         if training.grid_key == generation.grid_key:
             return 0.0
-        wide, narrow = max(training.tp, generation.tp), min(training.tp, generation.tp)
-        is_regular = wide % narrow == 0 and self._is_local(training) and self._is_local(generation)
         home = np.full(self._view.num_gpus, -1)
-        home[training.gpus] = np.arange(training.dp)[:, None, None]
-        homes = home[generation.gpus.reshape(generation.dp, -1)]
-        apart = bool((homes < 0).all())
-        if apart and is_regular and self._model.fanout is Fanout.DIRECT:
-            return self._model.sync_factor * _Direct(self, training, generation).apart_s()
-        if apart or not is_regular or _is_nested(homes, training):
-            return transfer_s(self._line, self._view, self.links, self._model, _slots(training), _slots(generation))
-        return self._model.sync_factor * _Direct(self, training, generation).shared_s()
+        home[training.flat] = np.arange(training.flat.size)
+        homes = home.take(generation.flat)
+        return self._model.sync_factor * self._moved_s(training, generation, homes)
 
-    def rows(self, placement: CompactTask) -> tuple[MachineRow, ...]:
-        """Return the machines of a local placement's stages."""
-        return cast("tuple[MachineRow, ...]", placement.lineup(self._machine_of).rows)
+    def _moved_s(self, training: CompactTask, generation: CompactTask, homes: IntArray) -> float:
+        if _is_nested(training, generation, homes):
+            if training.gpus.shape[1:] == generation.gpus.shape[1:]:  # only the order differs
+                return self._direct_s(training, generation, homes, 1.0)
+            return self._reshard_s(training, generation)
+        fraction = self._model.delta_fraction
+        if self._model.fanout is Fanout.DIRECT or int(np.maximum.reduce(homes)) >= 0:
+            return self._direct_s(training, generation, homes, fraction)
+        senders, receivers = (
+            np.unique(self._machine_of.take(placement.flat)).tolist() for placement in (training, generation)
+        )
+        num_bytes = self._line.total_bytes * fraction
+        if self._model.fanout is Fanout.SEQUENTIAL:
+            return sequential_s(self.links, senders, receivers, num_bytes)
+        return per_region_s(self.links, self._view.region_of_machine.tolist(), senders, receivers, num_bytes)
 
-    def pieces(self, training: CompactTask, generation: CompactTask) -> list[list[Piece]]:
-        """Return, for each generation stage, the training stages that it takes from with the bytes per shard pair."""
-        key = (training.layers, generation.layers, training.tp, generation.tp)
-        found = self._pieces.get(key)
+    def _reshard_s(self, training: CompactTask, generation: CompactTask) -> float:
+        """Return the slowest ring of a micro-DP group, or of a training replica where degrees do not divide."""
+        p, t, p_g, t_g = training.pp, training.tp, generation.pp, generation.tp
+        if t % t_g or p % p_g:
+            volume, height, width = self._line.total_bytes * (t * p - 1) / (t * p), p, t
+        else:
+            volume = self._line.total_bytes * (t * p - t_g * p_g) / (t_g * p_g * t * p)
+            height, width = p // p_g, t // t_g
+        machines = self._machine_of.take(training.flat)
+        blocks = machines.reshape(training.dp, p // height, height, t // width, width).transpose(0, 1, 3, 2, 4)
+        rings = set(map(tuple, np.sort(blocks.reshape(-1, height * width), axis=1).tolist()))
+        return max([self.links.ring_s(ring, volume) for ring in rings])
+
+    def _direct_s(self, training: CompactTask, generation: CompactTask, homes: IntArray, fraction: float) -> float:
+        """Return max(slowest receiver, busiest sender) when every tasklet pulls from its cheapest replica."""
+        tasklets = training.pp * training.tp
+        parts, senders = self._parts_of(training, generation, fraction), self._senders(training)
+        part = np.arange(generation.flat.size) % (generation.pp * generation.tp)
+        place = part * self._num_machines + self._machine_of.take(generation.flat)
+        (holders,) = (homes >= 0).nonzero()
+        # A GPU that trains is like any other where it holds nothing of what it needs.
+        holders = holders[parts.column[part[holders], homes[holders] % tasklets] >= 0]
+        num_places = len(parts.source) * self._num_machines
+        every = np.bincount(place, minlength=num_places)
+        (places,) = every.nonzero()
+        empty = (every - np.bincount(place[holders], minlength=num_places))[places]
+        pieces = self._pieces(parts, senders, places)
+        pulls = [_pulls_of_empty(pieces, senders, empty)] if empty.any() else []
+        if len(holders):
+            at = places.searchsorted(place[holders])
+            column = parts.column[part[holders], homes[holders] % tasklets]
+            pulls.append(_pulls_of_holders(pieces, senders, at, homes[holders] // tasklets, column))
+        slowest = max([float(np.maximum.reduce(pull.seconds)) for pull in pulls])
+        sent = np.bincount(
+            np.concatenate([(pull.replica[:, None] * tasklets + pull.source).ravel() for pull in pulls]),
+            np.concatenate([pull.busy.ravel() for pull in pulls]),
+        )
+        return max(slowest, float(np.maximum.reduce(sent)))
+
+    def _pieces(self, parts: _Parts, senders: _Senders, places: IntArray) -> _Pieces:
+        """Return the pieces that receivers at (part, machine) `places` [n] would take from each kind of sender."""
+        part, machine = np.divmod(places, self._num_machines)
+        source = parts.source[part]
+        links = senders.machines[:, source] * self._num_machines + machine[:, None]
+        busy = self._latency_s.take(links) + parts.num_bytes[part] * self._s_per_byte.take(links)
+        if not parts.is_piece.all():
+            busy = np.where(parts.is_piece[part], busy, 0.0)
+        return _Pieces(source, busy, np.add.reduce(busy, axis=2))
+
+    def _senders(self, training: CompactTask) -> _Senders:
+        machines = self._machine_of.take(training.gpus).reshape(training.dp, -1)
+        content, width = machines.tobytes(), machines.itemsize * machines.shape[1]
+        kinds: dict[bytes, int] = {}
+        kind = [kinds.setdefault(content[at : at + width], len(kinds)) for at in range(0, len(content), width)]
+        first = [kind.index(number) for number in range(len(kinds))]
+        return _Senders(machines[first], np.array(first), np.array(kind))
+
+    def _parts_of(self, training: CompactTask, generation: CompactTask, fraction: float) -> _Parts:
+        key = (training.layers, generation.layers, training.tp, generation.tp, fraction)
+        found = self._parts.get(key)
         if found is None:
-            width = max(training.tp, generation.tp)
-            fraction = self._model.delta_fraction
-            senders = list(enumerate(_intervals(training.layers)))
-            found = self._pieces[key] = [
-                [
-                    (source, num_bytes / width * fraction)
-                    for source, sender in senders
-                    if (num_bytes := self._line.shared_bytes(receiver, sender)) > 0.0
-                ]
+            found = self._make_parts(training, generation, fraction)
+            self._parts.put(key, found)
+        return found
+
+    def _make_parts(self, training: CompactTask, generation: CompactTask, fraction: float) -> _Parts:
+        shared = np.array(
+            [
+                [self._line.shared_bytes(receiver, sender) for sender in _intervals(training.layers)]
                 for receiver in _intervals(generation.layers)
             ]
-        return found
-
-    def _is_local(self, placement: CompactTask) -> bool:
-        return placement.lineup(self._machine_of).is_local
-
-
-class _Direct:
-    """One direct transfer: every receiver pulls from its cheapest training replica."""
-
-    def __init__(self, tools: FastTransfer, training: CompactTask, generation: CompactTask) -> None:
-        self.tools, self.training, self.generation = tools, training, generation
-        self.pieces = tools.pieces(training, generation)
-        self.sending, self.receiving = tools.rows(training), tools.rows(generation)
-        # Replicas on the same machines are alike as senders: the first one serves.
-        self.firsts = {row: index for index, row in reversed(list(enumerate(self.sending)))}
-        # A receiver takes from `fan_in` shards of a stage, a shard gives to `fan_out` shards of a stage.
-        self.fan_in = max(1, training.tp // generation.tp)
-        self.fan_out = max(1, generation.tp // training.tp)
-        self.sources = [[source for source, _ in pieces] for pieces in self.pieces]
-        self.pulls: dict[tuple[int, int], list[_Pull]] = {}
-        self.holder_pulls: dict[tuple[int, int, MachineRow, int, int, bool], _Pull] = {}
-        self.order = sorted(self.firsts.values())
-        self.sent: dict[tuple[int, int, int], float] = {}
-
-    def apart_s(self) -> float:
-        """Return max(slowest receiver, busiest sender) of placements without a common GPU."""
-        slowest = 0.0
-        sent: dict[tuple[int, int], float] = {}
-        for (stage, machine), count in Counter([place for row in self.receiving for place in enumerate(row)]).items():
-            best = _first_clearly_best(self._pulls_of(stage, machine))
-            slowest = max(slowest, best.seconds)
-            for (source, _), busy in zip(self.pieces[stage], best.busy, strict=True):
-                place = (best.replica, source)
-                sent[place] = sent.get(place, 0.0) + count * self.fan_out * busy
-        return max(slowest, max(sent.values()))
-
-    def shared_s(self) -> float:
-        """Return the same where some receivers train: what a GPU holds already costs nothing."""
-        homes, t, t_g = _homes(self.training), self.training.tp, self.generation.tp
-        empty: Counter[tuple[int, int, int]] = Counter()
-        slowest = 0.0
-        gpus = iter(self.generation.flat.tolist())
-        for row in self.receiving:
-            for stage, machine in enumerate(row):
-                sources = self.sources[stage]
-                for rank in range(t_g):
-                    own, own_stage, shard = homes.get(next(gpus), _NOWHERE)
-                    first = rank * t // t_g
-                    if own_stage in sources and first <= shard < first + self.fan_in:
-                        pull = self._holder_pull(stage, machine, own, own_stage)
-                        slowest = max(slowest, pull.seconds)
-                        self._add(pull, sources, first, 1, kept=(own, own_stage, shard))
-                    else:
-                        empty[stage, machine, rank] += 1
-        for (stage, machine, rank), count in empty.items():
-            pull = _first_clearly_best(self._pulls_of(stage, machine))
-            slowest = max(slowest, pull.seconds)
-            self._add(pull, self.sources[stage], rank * t // t_g, count)
-        return max(slowest, max(self.sent.values(), default=0.0))
-
-    def _add(
-        self, pull: _Pull, sources: list[int], first: int, count: int, kept: tuple[int, int, int] = _NOWHERE
-    ) -> None:
-        """Add up what the senders of a pull are busy with; the receiver's own shard, `kept`, does not travel."""
-        for source, busy in zip(sources, pull.busy, strict=True):
-            for shard in range(first, first + self.fan_in):
-                place = (pull.replica, source, shard)
-                if place != kept:
-                    self.sent[place] = self.sent.get(place, 0.0) + count * busy
-
-    def _holder_pull(self, stage: int, machine: int, own: int, own_stage: int) -> _Pull:
-        """Return the pull of a receiver that holds a shard of one of the training stages that it takes from."""
-        row = self.sending[own]
-        key = (stage, machine, row, own_stage, bisect_left(self.order, own), self.firsts[row] == own)
-        kept = self.holder_pulls.get(key)
-        if kept is None:
-            kept = self.holder_pulls[key] = self._make_holder_pull(stage, machine, own, own_stage)
-        return kept._replace(replica=own) if kept.replica < 0 else kept
-
-    def _make_holder_pull(self, stage: int, machine: int, own: int, own_stage: int) -> _Pull:
-        """Return the best pull, with replica -1 where the receiver's own replica serves it."""
-        busy = self._busy(self.sending[own], stage, machine)
-        # What it holds is left out of the sum, not subtracted from it, which would lose digits.
-        shards = [self.fan_in - (source == own_stage) for source in self.sources[stage]]
-        mine = _Pull(own, sum([n * seconds for n, seconds in zip(shards, busy, strict=True)]), busy)
-        pulls = [pull for pull in self._pulls_of(stage, machine) if pull.replica != own]
-        best = _first_clearly_best(sorted([*pulls, mine]))
-        return best._replace(replica=-1) if best is mine else best
-
-    def _busy(self, row: MachineRow, stage: int, machine: int) -> list[float]:
-        """Return the seconds from one shard of each sending stage of a training replica to a machine."""
-        edge_s = self.tools.links.edge_s
-        return [edge_s(row[source], machine, num_bytes) for source, num_bytes in self.pieces[stage]]
-
-    def _pulls_of(self, stage: int, machine: int) -> list[_Pull]:
-        """Return the pulls of a receiver that holds nothing, from one replica of each kind, in their order."""
-        found = self.pulls.get((stage, machine))
-        if found is None:
-            found = []
-            for row, index in self.firsts.items():
-                busy = self._busy(row, stage, machine)
-                found.append(_Pull(index, self.fan_in * sum(busy), busy))
-            found.sort()
-            self.pulls[stage, machine] = found
-        return found
+        )
+        overlap = _overlaps(generation.tp, training.tp) * fraction
+        num_bytes = np.einsum("gs,rk->grsk", shared, overlap).reshape(shared.shape[0] * generation.tp, -1)
+        most = int((num_bytes > 0.0).sum(axis=1).max())
+        # Pieces first, each in the order of the senders.
+        source = np.argsort(num_bytes <= 0.0, axis=1, kind="stable")[:, :most]
+        taken = np.take_along_axis(num_bytes, source, axis=1)
+        column = np.full(num_bytes.shape, -1)
+        np.put_along_axis(column, source, np.where(taken > 0.0, np.arange(most), -1), axis=1)
+        return _Parts(np.where(taken > 0.0, source, 0), taken, taken > 0.0, column)
 
 
-def _homes(training: CompactTask) -> dict[int, tuple[int, int, int]]:
-    """Return replica, stage and TP rank of each training GPU."""
-    return {
-        gpu: (i, j, k)
-        for i, stages in enumerate(training.stages)
-        for j, gpus in enumerate(stages)
-        for k, gpu in enumerate(gpus)
-    }
+class _Pieces(NamedTuple):
+    """Pieces of receivers that hold nothing, from each kind of sender."""
+
+    source: IntArray
+    """Training tasklet of each piece [n, k]."""
+    busy: FloatArray
+    """Seconds of each piece [kinds, n, k]."""
+    seconds: FloatArray
+    """Seconds in sum [kinds, n]."""
 
 
-def _first_clearly_best(pulls: Sequence[_Pull]) -> _Pull:
-    best = pulls[0]
-    for pull in pulls[1:]:
-        if is_clearly_less(pull.seconds, best.seconds):
-            best = pull
-    return best
+def _pulls_of_empty(pieces: _Pieces, senders: _Senders, counts: IntArray) -> _Pulls:
+    """Return the pulls of receivers that hold nothing of what they need, `counts` of them at each place [n]."""
+    (at,) = counts.nonzero()
+    seconds = pieces.seconds[:, at]
+    # The first of those that are not clearly slower than the fastest.
+    kind = (seconds * CLEARLY_LESS <= np.minimum.reduce(seconds)).argmax(axis=0)
+    return _Pulls(
+        pieces.seconds[kind, at], senders.first[kind], pieces.source[at], pieces.busy[kind, at] * counts[at, None]
+    )
 
 
-def _is_nested(homes: np.ndarray, training: CompactTask) -> bool:
+def _pulls_of_holders(pieces: _Pieces, senders: _Senders, at: IntArray, replica: IntArray, column: IntArray) -> _Pulls:
+    """Return the pulls of receivers that train in a replica [n] and hold the piece of a column [n] themselves."""
+    own_kind, each = senders.kind[replica], np.arange(len(at))
+    own_busy = pieces.busy[own_kind, at]
+    own_busy[each, column] = 0.0
+    own_s, others_s = own_busy.sum(axis=1), pieces.seconds[:, at]
+    is_own = senders.first[:, None] == replica
+    others_s[is_own] = np.inf
+    least = np.minimum(others_s.min(axis=0), own_s)
+    first = np.where((others_s * CLEARLY_LESS <= least) & ~is_own, senders.first[:, None], _NO_REPLICA).min(axis=0)
+    takes_own = (own_s * CLEARLY_LESS <= least) & (replica < first)
+    kind = np.where(takes_own, own_kind, senders.kind[np.where(takes_own, replica, first)])
+    return _Pulls(
+        np.where(takes_own, own_s, pieces.seconds[kind, at]),
+        np.where(takes_own, replica, first),
+        pieces.source[at],
+        np.where(takes_own[:, None], own_busy, pieces.busy[kind, at]),
+    )
+
+
+def _is_nested(training: CompactTask, generation: CompactTask, homes: IntArray) -> bool:
     """Tell whether both tasks use the same GPUs and every generation replica lies inside one training replica."""
-    same = (homes == homes[:, :1]).all() and (homes >= 0).all()
-    return bool(same) and homes.size == training.gpus.size
+    if len(homes) != training.flat.size or int(homes.min()) < 0:
+        return False
+    replicas = (homes // (training.pp * training.tp)).reshape(generation.dp, -1)
+    return bool((replicas == replicas[:, :1]).all())
 
 
 def _intervals(layers: Sequence[int]) -> list[tuple[int, int]]:
@@ -223,5 +241,9 @@ def _intervals(layers: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _slots(placement: CompactTask) -> list[StageSlots]:
-    return [list(zip(placement.layers, stages, strict=True)) for stages in placement.stages]
+def _overlaps(receivers: int, senders: int) -> FloatArray:
+    """Return the fraction of each matrix that receiver r and sender k of two TP groups share [receivers, senders]."""
+    to, of = np.arange(receivers)[:, None], np.arange(senders)
+    high = np.minimum((to + 1) / receivers, (of + 1) / senders)
+    overlap: FloatArray = np.maximum(0.0, high - np.maximum(to / receivers, of / senders))
+    return overlap

@@ -18,6 +18,9 @@ from plans.spec.llm import LlmShape
 StageSlots = Sequence[tuple[int, Sequence[int]]]
 """Stages of one replica as (layers, GPU indices)."""
 
+#: A time below another one times this is less by more than rounding.
+CLEARLY_LESS = 1.0 - 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class WeightLine:
@@ -213,17 +216,9 @@ def _direct_s(
 
 
 def _cheapest(pulls: Sequence[tuple[float, list[tuple[int, float]]]]) -> tuple[float, list[tuple[int, float]]]:
-    """Return the first pull that is clearly faster than those before it (equal sums differ by rounding)."""
-    best = pulls[0]
-    for pull in pulls[1:]:
-        if is_clearly_less(pull[0], best[0]):
-            best = pull
-    return best
-
-
-def is_clearly_less(seconds: float, other_s: float) -> bool:
-    """Tell whether a time is less than another one by more than rounding."""
-    return seconds < other_s * (1.0 - 1e-9)
+    """Return the first of the pulls that are not clearly slower than the fastest (equal sums differ by rounding)."""
+    least = min(seconds for seconds, _ in pulls)
+    return next(pull for pull in pulls if pull[0] * CLEARLY_LESS <= least)
 
 
 def _signature(replica: Sequence[_Shard], machines: Sequence[int]) -> tuple[tuple[tuple[int, int], float, int], ...]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from plans.balance import balance_layers, proportional_shares
-from plans.cost.cache import BoundedCache
+from plans.cost.cache import BoundedCache, entries_for
 from plans.cost.compact import GpuGrid
 from plans.cost.evaluator import PlanEvaluator
-from plans.cost.lineup import Lineup, Row, Site, lineup_of
+from plans.cost.lineup import Lineup, Row, Site
 from plans.errors import InfeasibleError
 from plans.memory import TaskMemory
 from plans.search.layouts import LayerSplit
@@ -25,6 +26,9 @@ from plans.workflow import RlTask
 
 #: Layer splits kept per task.
 SPLITS_KEPT = 20_000
+
+KindRows = frozenset[tuple[int, ...]]
+"""Distinct rows of a lineup, each stage given as the number of what matters of its site."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +57,17 @@ class TaskRates:
         self._num_layers = evaluator.terms[task].num_layers
         self._pricer = evaluator.pricer_of(task)
         self._memory = TaskMemory(evaluator.job, task)
-        self._machine_of: list[int] = view.machine_of.tolist()
+        self._lineups = evaluator.lineups
         first = view.machine_of.searchsorted(range(len(view.machine_names)))
         self._capacity: list[float] = (view.memory_bytes - view.reserve_bytes)[first].tolist()
         self._mbs = micro_batch_size
         self._bytes: dict[tuple[int, int], tuple[float, float, float]] = {}
-        self._kinds: dict[tuple[int, Site], _Kind] = {}
+        self._kinds: dict[int, _Kinds] = {}
+        lineups = min(SPLITS_KEPT, entries_for(view.num_gpus))
         self._splits: BoundedCache[Hashable, tuple[int, ...] | None] = BoundedCache(SPLITS_KEPT)
+        self._layers: BoundedCache[tuple[Lineup, LayerSplit], tuple[int, ...] | None] = BoundedCache(lineups)
+        self._kinds_kept: BoundedCache[Lineup, KindRows] = BoundedCache(lineups)
+        self._room_kept: BoundedCache[tuple[KindRows, int], list[float]] = BoundedCache(SPLITS_KEPT)
 
     def layers(self, grid: GpuGrid, split: LayerSplit) -> tuple[int, ...] | None:
         """Return layers per stage [pp] of a placement [dp, pp, tp]; None where no split fits memory or layers."""
@@ -67,6 +75,14 @@ class TaskRates:
 
     def layers_of(self, lineup: Lineup, split: LayerSplit) -> tuple[int, ...] | None:
         """Return layers per stage [pp] of a lineup; None where no split fits memory or layers."""
+        key = (lineup, split)
+        found = self._layers.get(key, ())
+        if found == ():
+            found = self._layers_of_kinds(lineup, split)
+            self._layers.put(key, found)
+        return found
+
+    def _layers_of_kinds(self, lineup: Lineup, split: LayerSplit) -> tuple[int, ...] | None:
         if lineup.pp == 1:
             return (self._num_layers,)
         if lineup.pp > self._num_layers:
@@ -89,8 +105,7 @@ class TaskRates:
         held = [count * per_layer for count in layers]
         held[0] += first
         held[-1] += last
-        columns = zip(*self._kinds_of(lineup), strict=True)
-        room: list[float] = [min([kind.capacity for kind in column]) for column in columns]
+        room = self._room(self._kinds_of(lineup), lineup.tp)
         return max([amount / capacity for amount, capacity in zip(held, room, strict=True)])
 
     def unit_s(self, row: Row, layers: tuple[int, ...], tp: int, room: int = 1) -> float:
@@ -98,14 +113,13 @@ class TaskRates:
         return self._pricer.unit_s(row, layers, self._mbs, tp, room)
 
     def _lineup(self, grid: GpuGrid) -> Lineup:
-        return lineup_of(self._machine_of, grid.reshape(-1).tolist(), grid.shape[1], grid.shape[2])
+        return self._lineups.of(grid.reshape(-1).tolist(), grid.shape[1], grid.shape[2])
 
-    def _split(
-        self, kinds: frozenset[tuple[_Kind, ...]], tp: int, dp: int, split: LayerSplit
-    ) -> tuple[int, ...] | None:
-        total, rows = self._num_layers, sorted(kinds)
+    def _split(self, kinds: KindRows, tp: int, dp: int, split: LayerSplit) -> tuple[int, ...] | None:
+        total, numbered = self._num_layers, self._kinds[tp].found
+        rows = [[numbered[number] for number in row] for row in kinds]
         stages = len(rows[0])
-        room = [min([kind.capacity for kind in column]) for column in zip(*rows, strict=True)]
+        room = self._room(kinds, tp).copy()
         if split is LayerSplit.EVEN:
             return proportional_shares(total, [1.0] * stages)
         if split is LayerSplit.MEMORY:
@@ -126,18 +140,30 @@ class TaskRates:
         except InfeasibleError:
             return None
 
-    def _kinds_of(self, lineup: Lineup) -> frozenset[tuple[_Kind, ...]]:
-        """Return the distinct rows of the lineup with machines replaced by what matters of them."""
-        tp, kinds = lineup.tp, self._kinds
-        return frozenset(
-            [tuple([kinds.get((tp, site)) or self._kind(tp, site) for site in row]) for row in set(lineup.rows)]
-        )
+    def _kinds_of(self, lineup: Lineup) -> KindRows:
+        """Return the distinct rows of the lineup with machines replaced by the numbers of their kinds."""
+        found = self._kinds_kept.get(lineup)
+        if found is None:
+            kinds = self._kinds.get(lineup.tp)
+            if kinds is None:
+                kinds = self._kinds[lineup.tp] = _Kinds(partial(self._kind, lineup.tp))
+            found = frozenset([tuple(map(kinds.__getitem__, row)) for row in lineup.distinct])
+            self._kinds_kept.put(lineup, found)
+        return found
+
+    def _room(self, kinds: KindRows, tp: int) -> list[float]:
+        """Return the bytes that tasklets of each stage may use: those of its smallest GPU [pp]."""
+        found = self._room_kept.get((kinds, tp))
+        if found is None:
+            capacity = [kind.capacity for kind in self._kinds[tp].found]
+            found = [min([capacity[number] for number in set(column)]) for column in zip(*kinds, strict=True)]
+            self._room_kept.put((kinds, tp), found)
+        return found
 
     def _kind(self, tp: int, site: Site) -> _Kind:
         places = (site,) if isinstance(site, int) else site
         capacity = min([self._capacity[machine] for machine in places])
-        kind = self._kinds[tp, site] = _Kind(*self._pricer.shares_s(site, self._mbs, tp), capacity)
-        return kind
+        return _Kind(*self._pricer.shares_s(site, self._mbs, tp), capacity)
 
     def _resident(self, tp: int, dp: int) -> tuple[float, float, float]:
         """Return resident bytes per layer, and the extra of the first and the last stage."""
@@ -160,6 +186,23 @@ class _Kind(NamedTuple):
     """Rough seconds of the vocabulary head per sample; 0 in paper mode."""
     capacity: float
     """Bytes that tasklets may use on each of its GPUs."""
+
+
+class _Kinds(dict[Site, int]):
+    """Number of the kind of each site at one TP degree, worked out when it is first asked for."""
+
+    def __init__(self, kind_of: Callable[[Site], _Kind]) -> None:
+        super().__init__()
+        self._kind_of = kind_of
+        self.found: list[_Kind] = []
+        """Kinds by number."""
+
+    def __missing__(self, site: Site) -> int:
+        kind = self._kind_of(site)
+        if kind not in self.found:
+            self.found.append(kind)
+        number = self[site] = self.found.index(kind)
+        return number
 
 
 def share_samples(total: int, unit_s: Sequence[float]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from plans.search.degrees import pp_degrees, tp_degrees
 from plans.search.machine_order import MachineOrder
@@ -44,8 +44,7 @@ class Arrangement(StrEnum):
     """The slowest GPUs, equally many to each replica, at both ends of its pipeline; the others as replica blocks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(NamedTuple):
     """Coordinates of a guess."""
 
     subset: int
@@ -142,14 +141,14 @@ class LayoutGuesses:
 
     def variations(self, recipe: Recipe) -> list[Recipe]:
         """Return the recipes that differ in one coordinate."""
-        found = [self._other(recipe, arrangement=arrangement) for arrangement in Arrangement]
-        found.append(self._other(recipe, by_type=not recipe.by_type))
-        found += [self._other(recipe, subset=index) for index in range(len(self.subsets))]
-        found += [self._other(recipe, tp=tp) for tp in self.tps(recipe.subset)]
+        found = [recipe._replace(arrangement=arrangement) for arrangement in Arrangement]
+        found.append(recipe._replace(by_type=not recipe.by_type))
+        found += [recipe._replace(subset=index) for index in range(len(self.subsets))]
+        found += [recipe._replace(tp=tp) for tp in self.tps(recipe.subset)]
         pps = self.pps(recipe.tp, len(self.units(recipe.subset, recipe.tp, by_type=recipe.by_type)))
         if recipe.pp in pps:
             at = pps.index(recipe.pp)
-            found += [self._other(recipe, pp=pp) for pp in pps[max(0, at - 2) : at + 3]]
+            found += [recipe._replace(pp=pp) for pp in pps[max(0, at - 2) : at + 3]]
         return [other for other in dict.fromkeys(found) if other != recipe]
 
     def random_recipe(self, rng: Draws) -> Recipe:
@@ -246,10 +245,6 @@ class LayoutGuesses:
             for machine in sorted(per_machine, key=place)
             for start in range(0, len(per_machine[machine]) - tp + 1, tp)
         ]
-
-    def _other(self, recipe: Recipe, **changes: object) -> Recipe:
-        values = {name: getattr(recipe, name) for name in ("subset", "tp", "pp", "by_type", "arrangement")}
-        return Recipe(**(values | changes))
 
     def _strongest(self, recipe: Recipe, units: Sequence[Unit], count: int) -> list[Unit]:
         """Return `count` units, the slowest left out, in the given order."""

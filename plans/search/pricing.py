@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from plans.cost.cache import BoundedCache
-from plans.cost.compact import CompactPlan, CompactTask
+from plans.cost.cache import BoundedCache, entries_for
+from plans.cost.compact import CompactPlan, CompactTask, read_only_grid
 from plans.cost.evaluator import Evaluation, PlanEvaluator
-from plans.cost.lineup import Lineup, lineup_of
+from plans.cost.lineup import Lineup
 from plans.search.balancing import Balancing, TaskRates, share_samples
 from plans.search.genome import Genome
 from plans.search.layouts import LayerSplit, TaskLayout
@@ -54,12 +54,14 @@ class Pricer:
         self._total = job.num_samples
         self._rates = {task: TaskRates(evaluator, task, self._micro_batch(task)) for task in evaluator.tasks}
         view = evaluator.view
-        self._machine_of: list[int] = view.machine_of.tolist()
         usable = np.minimum(job.generation.memory_fraction * view.memory_bytes, view.memory_bytes - view.reserve_bytes)
         first = view.machine_of.searchsorted(range(len(view.machine_names)))
         self._usable: list[float] = usable[first].tolist()
         self._cap = job.generation.max_num_seqs
         self._decoding: BoundedCache[tuple[CompactTask, tuple[int, ...]], CompactTask] = BoundedCache(CACHE_ENTRIES)
+        lineups = min(CACHE_ENTRIES, entries_for(view.num_gpus))
+        self._shares: BoundedCache[Hashable, tuple[int, ...]] = BoundedCache(lineups)
+        self._alone: BoundedCache[Hashable, tuple[float, float]] = BoundedCache(lineups)
         self._allows = lru_cache(maxsize=CACHE_ENTRIES)(self._allows_uncached)
         self._even = lru_cache(maxsize=CACHE_ENTRIES)(self._even_uncached)
         self._balanced = lru_cache(maxsize=CACHE_ENTRIES)(self._balanced_uncached)
@@ -70,8 +72,7 @@ class Pricer:
         plan = self.compact(genome)
         if plan is None:
             return UNPLACEABLE
-        evaluation = self.evaluator.evaluate(plan)
-        return Price(evaluation.score_s, evaluation.overflow_bytes)
+        return Price(*self.evaluator.score(plan))
 
     def evaluation(self, genome: Genome) -> Evaluation | None:
         """Return the whole price of a candidate; None where a task cannot be placed at all."""
@@ -90,7 +91,7 @@ class Pricer:
             return None
         tasks: dict[RlTask, CompactTask] = {}
         for task, layout in genome.layouts.items():
-            if task.kind is not TaskKind.GENERATION:
+            if task is not RlTask.ACTOR_GENERATION:
                 balanced = self._balanced(task, layout)
                 if balanced is None:
                     return None
@@ -109,42 +110,46 @@ class Pricer:
             layout: its layout.
             held_bytes: bytes of other models assumed on each GPU (they take room from the key/value cache).
         """
-        if layout.dp > self._total:
+        lineup = self.evaluator.lineups.of(layout.gpus, layout.pp, layout.tp)
+        key = (task, lineup, layout.split, held_bytes)
+        found = self._alone.get(key)
+        if found is None:
+            found = self._alone_s(task, lineup, layout.split, held_bytes)
+            self._alone.put(key, found)
+        return found
+
+    def _alone_s(self, task: RlTask, lineup: Lineup, split: LayerSplit, held_bytes: float) -> tuple[float, float]:
+        dp = len(lineup.rows)
+        if dp > self._total:
             return math.inf, math.inf
         rates, pricer, mbs = self._rates[task], self.evaluator.pricer_of(task), self._micro_batch(task)
-        lineup = lineup_of(self._machine_of, layout.gpus, layout.pp, layout.tp)
-        layers = rates.layers_of(lineup, layout.split if self.balancing.layers else LayerSplit.EVEN)
+        layers = rates.layers_of(lineup, split if self.balancing.layers else LayerSplit.EVEN)
         if layers is None:
             return math.inf, math.inf
         share = rates.share_of(lineup, layers)
-        samples = self._even_samples(layout.dp)
         if task.kind is not TaskKind.GENERATION:
-            if self.balancing.other_samples:
-                samples = self._samples(task, lineup, layers, samples, ())
+            is_balanced = self.balancing.other_samples
+            samples = self._samples(task, lineup, layers) if is_balanced else self._even_samples(dp)
             return pricer.task_s(lineup, layers, mbs, samples, ()), share
         rooms = self._lone_rooms(lineup, layers, held_bytes)
         if min(rooms) < 1:
             return math.inf, math.inf
-        if self.balancing.generation_samples:
-            samples = self._samples(task, lineup, layers, samples, rooms)
+        is_balanced = self.balancing.generation_samples
+        samples = self._samples(task, lineup, layers, rooms) if is_balanced else self._even_samples(dp)
         batches = [max(1, min(room, count)) for room, count in zip(rooms, samples, strict=True)]
         return pricer.task_s(lineup, layers, mbs, samples, batches), share
 
-    def _lone_rooms(self, lineup: Lineup, layers: tuple[int, ...], held_bytes: float) -> list[int]:
+    def _lone_rooms(self, lineup: Lineup, layers: tuple[int, ...], held_bytes: float) -> tuple[int, ...]:
         """Return how many sequences each replica of generation can decode together beside what is held."""
-        dp, tp, task = len(lineup.rows), lineup.tp, RlTask.ACTOR_GENERATION
-        memory = self.evaluator.memory
-        resident = memory.stage_bytes(task, layers, tp, dp).tolist()
-        per_sequence = memory.cache_bytes(layers, tp).tolist()
+        memory, usable = self.evaluator.memory, self._usable
+        resident = memory.stage_bytes(RlTask.ACTOR_GENERATION, layers, lineup.tp, len(lineup.rows)) + held_bytes
+        needs = list(zip(resident.tolist(), memory.cache_bytes(layers, lineup.tp).tolist(), strict=True))
         rooms = {}
-        for row in set(lineup.rows):
-            fits = []
-            for site, held, each in zip(row, resident, per_sequence, strict=True):
-                places = (site,) if isinstance(site, int) else site
-                free = min([self._usable[machine] for machine in places]) - held - held_bytes
-                fits.append(math.floor(free / each))
-            rooms[row] = max(0, min(self._cap, *fits))
-        return [rooms[row] for row in lineup.rows]
+        for row in lineup.distinct:
+            free = [usable[site] if isinstance(site, int) else min([usable[place] for place in site]) for site in row]
+            fits = min([(most - held) / each for most, (held, each) in zip(free, needs, strict=True)])
+            rooms[row] = max(0, min(self._cap, math.floor(fits)))
+        return tuple([rooms[row] for row in lineup.rows])
 
     def _generation(self, genome: Genome, tasks: Mapping[RlTask, CompactTask]) -> CompactTask | None:
         layout = genome.layouts[RlTask.ACTOR_GENERATION]
@@ -163,23 +168,34 @@ class Pricer:
         found = self._decoding.get(key)
         if found is None:
             lineup = self.evaluator.lineup(even)
-            samples = self._samples(RlTask.ACTOR_GENERATION, lineup, even.layers, even.samples, rooms)
+            samples = self._samples(RlTask.ACTOR_GENERATION, lineup, even.layers, rooms)
             found = even if samples == even.samples else even.with_samples(samples)
             self._decoding.put(key, found)
         return found
 
     def _samples(
-        self, task: RlTask, lineup: Lineup, layers: tuple[int, ...], even: tuple[int, ...], rooms: Sequence[int]
+        self, task: RlTask, lineup: Lineup, layers: tuple[int, ...], rooms: tuple[int, ...] = ()
     ) -> tuple[int, ...]:
         """Return samples per replica in proportion to speed; the even ones where all are equally fast."""
-        if len(even) == 1:
-            return even
+        if len(lineup.rows) == 1:
+            return (self._total,)
+        key = (self.evaluator.pricer_of(task), lineup, layers, rooms)
+        found = self._shares.get(key)
+        if found is None:
+            found = self._share(task, lineup, layers, rooms)
+            self._shares.put(key, found)
+        return found
+
+    def _share(self, task: RlTask, lineup: Lineup, layers: tuple[int, ...], rooms: tuple[int, ...]) -> tuple[int, ...]:
         rates, tp = self._rates[task], lineup.tp
-        places = list(zip(lineup.rows, rooms, strict=True)) if rooms else [(row, 1) for row in lineup.rows]
-        units = {place: rates.unit_s(place[0], layers, tp, max(1, place[1])) for place in set(places)}
+        places = list(zip(lineup.rows, rooms or (1,) * len(lineup.rows), strict=True))
+        distinct = dict.fromkeys(places)
+        if len(distinct) == 1:
+            return self._even_samples(len(places))
+        units = {place: rates.unit_s(place[0], layers, tp, max(1, place[1])) for place in distinct}
         slowest = max(units.values())
         if slowest <= min(units.values()) * (1.0 + 1e-9) or not math.isfinite(slowest):
-            return even
+            return self._even_samples(len(lineup.rows))
         return share_samples(self._total, [units[place] for place in places])
 
     def _even_samples(self, dp: int) -> tuple[int, ...]:
@@ -197,17 +213,23 @@ class Pricer:
         """Return the placement with equal samples; `layers` overrides the split."""
         if layout.dp > self._total:
             return None
-        lineup = lineup_of(self._machine_of, layout.gpus, layout.pp, layout.tp)
+        lineup = self.evaluator.lineups.of(layout.gpus, layout.pp, layout.tp)
         if layers is None:
             layers = self._rates[task].layers_of(lineup, layout.split if self.balancing.layers else LayerSplit.EVEN)
         if layers is None:
             return None
-        grid = np.array(layout.gpus, dtype=np.int32).reshape(layout.dp, layout.pp, layout.tp)
-        return CompactTask(grid, layers, self._even_samples(layout.dp), self._micro_batch(task))
+        placement = CompactTask(
+            read_only_grid(layout.gpus, layout.dp, layout.pp, layout.tp),
+            layers,
+            self._even_samples(layout.dp),
+            self._micro_batch(task),
+        )
+        placement.keep_lineup(self.evaluator.lineups, lineup)
+        return placement
 
     def _balanced_uncached(self, task: RlTask, layout: TaskLayout) -> CompactTask | None:
         even = self._even_uncached(task, layout, None)
         if even is None or not self.balancing.other_samples:
             return even
-        samples = self._samples(task, self.evaluator.lineup(even), even.layers, even.samples, ())
+        samples = self._samples(task, self.evaluator.lineup(even), even.layers)
         return even if samples == even.samples else even.with_samples(samples)

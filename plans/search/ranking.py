@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import NamedTuple
 
 from plans.search.layouts import LayoutGuesses, Recipe, TaskLayout
@@ -20,6 +21,8 @@ from plans.workflow import RlTask, TaskKind, shape_of
 CLIMB_ROUNDS = 4
 #: Recipes around which a deep ranking looks.
 CLIMBERS = 3
+#: Steps of a GPU's memory in which what companions hold of it is counted.
+HELD_LEVELS = 32
 #: Most GPUs for a deep ranking.
 DEEP_GPUS = 128
 #: Layouts kept per set of GPUs.
@@ -87,7 +90,9 @@ class Ranker:
         held = 0.0
         if task.kind is TaskKind.GENERATION:
             others = [self._problem.resident_bytes[other] for other in companions if other is not task]
-            held = sum(others) / len(gpus)
+            # Coarsely, so that groups with other companions share the answer.
+            step = self._problem.largest_capacity_bytes / HELD_LEVELS
+            held = round(sum(others) / len(gpus) / step) * step
         deep = deep and len(gpus) <= DEEP_GPUS
         signature, names = self._representative(gpus)
         key = (self._twin[task], signature, round(held), deep)
@@ -150,21 +155,25 @@ class Ranker:
     def _rank(self, task: RlTask, gpus: tuple[int, ...], held: float, *, deep: bool) -> tuple[RankedLayout, ...]:
         guesses = self.guesses(task, gpus)
         tried: dict[Recipe, RankedLayout | None] = {}
+        order: list[tuple[bool, float, int, Recipe]] = []
 
         def attempt(recipe: Recipe) -> None:
             if recipe not in tried:
                 layout = guesses.build(recipe)
-                tried[recipe] = None if layout is None else self._priced(task, layout, held)
+                entry = tried[recipe] = None if layout is None else self._priced(task, layout, held)
+                order.append((*_key(entry), len(order), recipe))
 
         for recipe in guesses.recipes(deep=deep):
             attempt(recipe)
+        count = CLIMBERS if deep else 1
+        leaders: list[tuple[bool, float, int, Recipe]] = []
         for _ in range(CLIMB_ROUNDS):
-            leaders = sorted(tried, key=lambda recipe: _key(tried[recipe]))[: CLIMBERS if deep else 1]
-            for leader in leaders:
+            before, leaders = leaders, nsmallest(count, order)
+            if leaders == before:
+                break
+            for *_, leader in leaders:
                 for recipe in guesses.variations(leader):
                     attempt(recipe)
-            if sorted(tried, key=lambda recipe: _key(tried[recipe]))[: len(leaders)] == leaders:
-                break
         return _trimmed({entry.layout: entry for entry in tried.values() if entry is not None})
 
     def _priced(self, task: RlTask, layout: TaskLayout, held: float) -> RankedLayout:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from plans.balance import balance_layers
 from plans.cost import CompactPlan, CostModel, PlanEvaluator, plan_of, price
 from plans.cost.collectives import LinkTimes, best_ring
+from plans.cost.compact import CompactTask
 from plans.cost.model import Fanout
+from plans.cost.transfer import WeightLine, transfer_s
 from plans.search.balancing import share_samples
 from plans.search.genome import Genome
 from plans.search.groupings import task_groupings
@@ -23,12 +25,31 @@ from plans.search.tools import SearchTools
 from plans.spec.job import Algorithm, Mode
 from plans.testbeds.jobs import hetrl_job
 from plans.testbeds.registry import find_testbed
+from plans.testbeds.registry import testbed_names as names_of_testbeds
+from plans.workflow import RlTask, shape_of
 from tests.helpers.planner_cases import random_plan
 
-TESTBEDS = ("hetrl-single-region", "hetrl-multi-region-hybrid", "hetrl-multi-continent", "hetrl-single-region-16")
-MODELS = (CostModel.paper(), CostModel.calibrated(), CostModel.calibrated(fanout=Fanout.DIRECT, delta_fraction=0.5))
+TESTBEDS = tuple(name for name in names_of_testbeds() if not name.startswith("scaling-") or name == "scaling-128")
+MODELS = (
+    CostModel.paper(),
+    CostModel.calibrated(),
+    CostModel.calibrated(fanout=Fanout.DIRECT, delta_fraction=0.5),
+    CostModel.paper(fanout=Fanout.SEQUENTIAL),
+)
 seeds = st.integers(0, 2**32 - 1)
 algorithms, modes = st.sampled_from(["ppo", "grpo"]), st.sampled_from(["sync", "async"])
+
+
+DEGREES = st.integers(1, 4)
+
+
+def drawn_task(gpus: np.ndarray, pp: int, tp: int, rng: np.random.Generator) -> CompactTask:
+    """Return a placement on the first GPUs, as many replicas as fit, layers of 36 cut at random."""
+    pp, tp = min(pp, len(gpus)), min(tp, len(gpus) // min(pp, len(gpus)))
+    dp = len(gpus) // (pp * tp)
+    cuts = np.sort(rng.choice(np.arange(1, 36), size=pp - 1, replace=False)) if pp > 1 else []
+    layers = tuple(int(count) for count in np.diff([0, *cuts, 36]))
+    return CompactTask(gpus[: dp * pp * tp].reshape(dp, pp, tp), layers, (1,) * dp)
 
 
 @cache
@@ -60,6 +81,7 @@ def test_kept_replicas_rings_and_transfers_price_like_the_formulas(seed, testbed
     if plan is None:
         return
     fast = tools.problem.evaluator.evaluate(plan)
+    assert tools.problem.evaluator.score(plan) == (fast.score_s, fast.overflow_bytes)
     report = price(cluster, job, plan_of(plan, cluster, job, method="random"), MODELS[model])
     assert (report.feasible, report.decode_batches) == (fast.feasible, fast.decode_batches)
     if report.iteration_s is None:
@@ -68,6 +90,23 @@ def test_kept_replicas_rings_and_transfers_price_like_the_formulas(seed, testbed
     assert fast.iteration_s == pytest.approx(report.iteration_s, rel=1e-12)
     assert list(fast.task_s.values()) == pytest.approx([t.total_s for t in report.tasks.values()], rel=1e-12)
     assert fast.phases.transfer_s == pytest.approx(report.phases.transfer_s, rel=1e-12, abs=1e-15)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds, testbed=st.sampled_from(TESTBEDS), model=st.integers(0, len(MODELS) - 1), t=DEGREES, p=DEGREES,
+       t_g=DEGREES, p_g=DEGREES, apart=st.booleans())  # fmt: skip
+def test_transfers_between_placements_of_any_degrees_equal_the_formulas(seed, testbed, model, t, p, t_g, p_g, apart):
+    """Same GPUs, some in common or none; TP degrees that divide each other and that do not; stages over machines."""
+    evaluator, rng = tools_of(testbed, "ppo", "sync", model).problem.evaluator, np.random.default_rng(seed)
+    gpus = rng.permutation(evaluator.view.num_gpus) if seed % 2 else np.arange(evaluator.view.num_gpus)
+    half = len(gpus) // 2
+    training = drawn_task(gpus[:half], p, t, rng)
+    generation = drawn_task(gpus[half:] if apart else rng.permutation(gpus)[:half], p_g, t_g, rng)
+    for source, target in ((training, generation), (training, drawn_task(training.flat, p_g, t_g, rng))):
+        slots = [[list(zip(c.layers, stages, strict=True)) for stages in c.stages] for c in (source, target)]
+        line = WeightLine.of(shape_of(evaluator.job, RlTask.ACTOR_TRAINING), evaluator.job.weight_bytes_per_parameter)
+        expected = transfer_s(line, evaluator.view, evaluator.links, MODELS[model], *slots)
+        assert evaluator.transfer_s(source, target) == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 @settings(max_examples=25, deadline=None)
