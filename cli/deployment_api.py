@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import tenacity
 
 from cli.errors import DeploymentError
 from stages.home import logical_date_of
@@ -20,19 +21,33 @@ HEALTH_NAMES = ("metadatabase", "scheduler", "dag_processor", "triggerer")
 _PAGE = 1000
 _CONFLICT = 409
 _NOT_FOUND = 404
+_REPEATABLE = frozenset({"GET", "PATCH", "PUT", "DELETE"})
+"""Methods that may be sent twice: here each of them sets a state, and a POST makes something."""
+_BUSY = frozenset({500, 502, 503, 504})
+"""500 is also Airflow's answer while its database is locked by another process; the transaction is rolled back."""
+_TRIES = 5
 
 
 class AirflowApi:
     """A client of one deployment."""
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
+        first_wait_s: float = 1.0,
+    ) -> None:
         """Keep the address; the first request fetches a token.
 
         Args:
             url: Address of the API server.
             timeout_s: Longest wait for one answer.
             transport: Another transport, for tests.
+            first_wait_s: Longest wait before a request is repeated for the first time; later ones are up to 8 times it.
         """
+        self._first_wait_s = first_wait_s
         self._client = httpx.Client(base_url=url, timeout=timeout_s, transport=transport)
         self._has_token = False
 
@@ -189,12 +204,7 @@ class AirflowApi:
         allowed: tuple[int, ...] = (),
     ) -> httpx.Response:
         try:
-            if not self._has_token:
-                self._fetch_token()
-            answer = self._client.request(method, path, params=params, json=json)
-            if answer.status_code == httpx.codes.UNAUTHORIZED:  # tokens end after a day
-                self._fetch_token()
-                answer = self._client.request(method, path, params=params, json=json)
+            answer = self._patiently(method, path, params, json)
         except httpx.HTTPError as error:
             raise DeploymentError(
                 f"Airflow at {self._client.base_url} does not answer {method} {path} ({type(error).__name__}: "
@@ -205,6 +215,33 @@ class AirflowApi:
             raise DeploymentError(
                 f"Airflow refused {method} {path} with status {answer.status_code}: {answer.text[:500]}"
             )
+        return answer
+
+    def _patiently(
+        self, method: str, path: str, params: dict[str, Any] | None, json: dict[str, Any] | None
+    ) -> httpx.Response:
+        """Send, and send again what may be repeated while the server is busy: SQLite locked, a slow machine."""
+        if method not in _REPEATABLE:
+            return self._once(method, path, params, json)
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda answer: answer.status_code in _BUSY)
+            | tenacity.retry_if_exception_type(httpx.TimeoutException),
+            stop=tenacity.stop_after_attempt(_TRIES),
+            wait=tenacity.wait_random_exponential(multiplier=self._first_wait_s, max=8.0 * self._first_wait_s),
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+        )
+        answer: httpx.Response = retrying(self._once, method, path, params, json)
+        return answer
+
+    def _once(
+        self, method: str, path: str, params: dict[str, Any] | None, json: dict[str, Any] | None
+    ) -> httpx.Response:
+        if not self._has_token:
+            self._fetch_token()
+        answer = self._client.request(method, path, params=params, json=json)
+        if answer.status_code == httpx.codes.UNAUTHORIZED:  # tokens end after a day
+            self._fetch_token()
+            answer = self._client.request(method, path, params=params, json=json)
         return answer
 
     def _fetch_token(self) -> None:

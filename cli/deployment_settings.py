@@ -71,6 +71,12 @@ _FIXED = {
 }
 
 
+_SQLITE = {
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS": "plugins.sqlite_wait.CONNECT_ARGS",
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC": "plugins.sqlite_wait.CONNECT_ARGS",
+}
+
+
 LOCAL_EXECUTOR = "LocalExecutor"
 """Tasks run beside the scheduler: the default, for one machine."""
 
@@ -146,11 +152,13 @@ def airflow_environment(record: DeploymentRecord, home: MotleyHome, caller: Mapp
         caller: Environment of the command, which is inherited apart from other Airflows' settings.
     """
     executor = edge_environment(record.url) if record.has_workers else {"AIRFLOW__CORE__EXECUTOR": LOCAL_EXECUTOR}
+    database = _SQLITE if record.database_url is None else {}
     return {
         **without_airflow(caller),
         **_FIXED,
         **_PACE,
         **executor,
+        **database,
         "AIRFLOW_HOME": str(home.airflow_dir),
         "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS_DIR),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(home.airflow_dir / "plugins"),

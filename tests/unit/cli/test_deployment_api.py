@@ -87,3 +87,50 @@ def test_server_that_is_no_motley_deployment_is_a_sentence() -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(404))
     with pytest.raises(DeploymentError, match=r"gives no token \(status 404\); is it a deployment of Motley"):
         AirflowApi("http://127.0.0.1:1", transport=transport).import_errors()
+
+
+def busy_server(server: AirflowServer, num_failures: int) -> httpx.MockTransport:
+    """A server whose database is locked for its first requests."""
+    left = iter(range(num_failures))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = server.answer(request)
+        is_locked = request.url.path != "/auth/token" and next(left, None) is not None
+        return httpx.Response(500, json={"detail": {"reason": "Database error"}}) if is_locked else found
+
+    return httpx.MockTransport(answer)
+
+
+@pytest.mark.parametrize("num_failures", [1, 4])
+def test_request_that_sets_a_state_is_repeated_while_the_database_is_locked(num_failures: int) -> None:
+    """Found by the crash campaign: a resume on a crowded machine ended with Airflow's status 500."""
+    server = AirflowServer("motley__demo")
+    api = AirflowApi("http://127.0.0.1:1", transport=busy_server(server, num_failures), first_wait_s=0.0)
+
+    api.set_paused("motley__demo", is_paused=True)
+
+    assert (server.is_paused, len(server.requests)) == (True, num_failures + 1)
+
+
+def test_database_that_stays_locked_is_a_sentence_and_nothing_is_made_twice() -> None:
+    server = AirflowServer("motley__demo", states={3: "failed"})
+    api = AirflowApi("http://127.0.0.1:1", transport=busy_server(server, 100), first_wait_s=0.0)
+
+    with pytest.raises(DeploymentError, match=r"refused GET /api/v2/dags/motley__demo with status 500: .*Database"):
+        api.dag("motley__demo")
+    assert len(server.requests) == 5
+    with pytest.raises(DeploymentError, match=r"refused POST /api/v2/backfills with status 500"):
+        api.backfill_iteration("motley__demo", 3)
+    assert len(server.requests) == 6
+
+
+def test_server_that_does_not_answer_in_time_is_asked_again() -> None:
+    server, slow = AirflowServer("motley__demo"), iter([True])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/auth/token" and next(slow, False):
+            raise httpx.ReadTimeout("late")
+        return server.answer(request)
+
+    api = AirflowApi("http://127.0.0.1:1", transport=httpx.MockTransport(answer), first_wait_s=0.0)
+    assert (api.dag("motley__demo") or {})["dag_id"] == "motley__demo"

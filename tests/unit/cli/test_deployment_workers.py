@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,21 @@ def test_database_of_the_deployment_is_kept_and_never_shown_with_its_password(tm
     home, url = MotleyHome(tmp_path), "postgresql+psycopg2://me:hunter2@127.0.0.1:5/db"
     record = with_workers(RECORD, home, None, url)
     assert with_workers(record, home, None, None).database_url == url
-    assert airflow_environment(record, home, {})["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] == url
+    found = airflow_environment(record, home, {})
+    assert found["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] == url
+    assert not [name for name in found if "CONNECT_ARGS" in name]
+
     from cli.deployment_start import _database_name
 
     assert _database_name(record, home) == "postgresql+psycopg2://127.0.0.1:5/db"
+
+
+def test_processes_on_sqlite_wait_for_each_others_writes(tmp_path: Path) -> None:
+    """Found by the crash campaign: on a crowded machine the driver's 5 s end in status 500."""
+    found = airflow_environment(RECORD, MotleyHome(tmp_path), {})
+    for name in ("SQL_ALCHEMY_CONNECT_ARGS", "SQL_ALCHEMY_CONNECT_ARGS_ASYNC"):
+        module, _, attribute = found[f"AIRFLOW__DATABASE__{name}"].rpartition(".")
+        assert getattr(importlib.import_module(module), attribute)["timeout"] >= 30
 
 
 def test_machine_changed_under_its_running_worker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
