@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from plans.plan import Plan
 from plans.spec.cluster import Machine
+from plans.units import gbps_to_bytes_per_s
 from stages.contract import StageRequest
 from stages.engines.file_lock import exclusive
 from stages.errors import ContractError
@@ -121,8 +122,18 @@ class StageContext:
         if root not in self._stores:
             store = open_store(root)
             is_far = root != self.request.root and store.local_path(self.run.name) is None
-            self._stores[root] = _cached(store, self.state_dir / "cache" / "ranges") if is_far else store
+            self._stores[root] = self._far_store(store, root) if is_far else store
         return self._stores[root]
+
+    def _far_store(self, store: Store, root: str) -> Store:
+        """Return the store of another region behind the limit of the link to it, with this machine's cache in front."""
+        from storage.range_cache import CachingStore
+        from storage.rate_limit import RateLimitedStore, RateLimiter
+
+        limit = transfer_limit(self.run, self.machine.region, root)
+        found: object = store if limit is None else RateLimitedStore(store, RateLimiter(limit))
+        # Stores by delegation, both.
+        return cast("Store", CachingStore(cast("Store", found), self.state_dir / "cache" / "ranges"))
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a phase of the stage."""
@@ -208,11 +219,16 @@ class StageContext:
             self.lease.release()
 
 
-def _cached(store: Store, folder: Path) -> Store:
-    """Return the store of another region with a cache on this machine in front."""
-    from storage.range_cache import CachingStore
+def transfer_limit(run: ResolvedRun, region: str, root: str) -> float | None:
+    """Return the most that a stage process of a region moves to or from a store, bytes/s, None for no limit.
 
-    return cast("Store", CachingStore(store, folder))  # a store by delegation
+    A root that several regions share is as far as the widest of their links lets it be.
+    """
+    owners = [name for name, own in run.roots.items() if own == root and name != region]
+    links = (run.cluster.links.region_pairs.get(frozenset((region, owner))) for owner in owners)
+    limits = [None if link is None else link.transfer_gbps for link in links]
+    given = [gbps_to_bytes_per_s(limit) for limit in limits if limit is not None]
+    return max(given) if given and len(given) == len(limits) else None
 
 
 def open_context(request: StageRequest, timer: PhaseTimer, deadline: Deadline) -> StageContext:

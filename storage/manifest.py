@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from storage import fence
 from storage.documents import fingerprint, model_bytes, read_model
 from storage.errors import (
     AlreadyPublishedError,
@@ -189,22 +190,21 @@ def commit(
 def _publish_manifest(store: Store, manifest: Manifest, encoded: bytes) -> Manifest:
     """Publish the manifest unless a concurrent attempt at the same inputs has done so."""
     folder = manifest.key.rpartition("/")[0]
-    if store.create(manifest.key, encoded):
-        return manifest if store.has_conditional_create else _last_word(store, folder, manifest)
-    standing = find_valid(store, folder, input_fingerprint=manifest.input_fingerprint)
-    if standing is not None:
-        return _agreed(store, standing, manifest)
+
+    def standing() -> Manifest | None:
+        return find_valid(store, folder, input_fingerprint=manifest.input_fingerprint)
+
+    if not store.has_conditional_create:
+        if fence.may_publish(store, folder, manifest.attempt, lambda: standing() is not None):
+            store.publish(manifest.key, encoded)
+            fence.leave(store, folder)
+            return manifest
+    elif store.create(manifest.key, encoded):
+        return manifest
+    if (first := standing()) is not None:
+        return _agreed(store, first, manifest)
     store.publish(manifest.key, encoded)
     return manifest
-
-
-def _last_word(store: Store, folder: str, manifest: Manifest) -> Manifest:
-    """Return the manifest that stands where two attempts may both believe to be first.
-
-    Their data objects have keys of their own, so whichever manifest came last is whole; both attempts report that one.
-    """
-    standing = find_valid(store, folder, input_fingerprint=manifest.input_fingerprint)
-    return manifest if standing is None or standing == manifest else _agreed(store, standing, manifest)
 
 
 def _agreed(store: Store, standing: Manifest, offered: Manifest) -> Manifest:

@@ -320,10 +320,9 @@ def _read_all(
 
 
 def _only_rows_of(other: pa.Table, table: pa.Table) -> pa.Table:
-    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    wanted = set(table.column("row_id").to_pylist())
-    return other.filter(pa.array([row_id in wanted for row_id in other.column("row_id").to_pylist()], pa.bool_()))
+    return other.filter(pc.is_in(other.column("row_id"), value_set=table.column("row_id").combine_chunks()))
 
 
 def _joined(table: pa.Table, other: pa.Table, family: Family, where: str, *, is_complete: bool) -> pa.Table:

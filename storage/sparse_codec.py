@@ -27,7 +27,6 @@ LEVEL: Final = 1
 _ESCAPE: Final = 255
 _HEADER: Final = struct.Struct("<QQQB")  # elements, changed elements, escaped gaps, streams
 _STREAM: Final = struct.Struct("<Q")  # compressed length
-_LANES: Final = np.arange(8, dtype=np.int64)
 
 Unsigned = NDArray[np.unsignedinteger]
 
@@ -110,9 +109,11 @@ def _changed_positions(old: Unsigned, new: Unsigned) -> NDArray[np.int64]:
     """Return the indices at which two arrays differ; words of eight bytes are compared first."""
     lanes = 8 // old.dtype.itemsize
     whole = len(old) // lanes * lanes
-    words = np.flatnonzero(old[:whole].view(np.uint64) != new[:whole].view(np.uint64))
-    candidates = (words[:, None] * lanes + _LANES[:lanes]).ravel()
-    inside = candidates[old[candidates] != new[candidates]]
+    old_words, new_words = old[:whole].view(np.uint64), new[:whole].view(np.uint64)
+    words = np.flatnonzero(old_words != new_words)
+    places = np.flatnonzero((old_words[words] ^ new_words[words]).view(old.dtype) != 0)
+    shift = lanes.bit_length() - 1
+    inside = (words[places >> shift] << shift) + (places & (lanes - 1))
     return np.concatenate([inside, whole + np.flatnonzero(old[whole:] != new[whole:])])
 
 

@@ -3,14 +3,15 @@
 A read of one range is one request, so as many are kept in flight as the link's delay times its bandwidth wants, and
 memory holds just those. Finished ranges are journalled beside the file: after a cut (a killed process, a lost link,
 a deadline) the next call reads only what is missing. The end is always the comparison of length and SHA-256 with the
-manifest. Repeating a failed request is not done here but in ``storage.retry``.
+manifest; what is complete from the beginning on is hashed while the rest arrives. Repeating a failed request is not
+done here but in ``storage.retry``, a rate limit is a store's (``storage.rate_limit``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from storage.arriving import arriving_folder
+from storage.background import InBackground
 from storage.errors import CorruptObjectError, TransferDeadlineError
-from storage.manifest import Part, corrupt_part, sha256_of_file
+from storage.manifest import Part, corrupt_part
 from storage.ranged_reads import read_exactly
 from storage.store import Store
 
@@ -33,36 +35,6 @@ NUM_READERS: Final = 8
 _ENTRY_BYTES: Final = 8
 
 
-class RateLimiter:
-    """Lets bytes through at a mean rate, for all transfers of one link together."""
-
-    def __init__(
-        self,
-        bytes_per_s: float,
-        *,
-        now: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """Start with an idle link.
-
-        Args:
-            bytes_per_s: Mean rate (> 0).
-            now: Monotonic clock, seconds; injected by tests.
-            sleep: Waits that many seconds.
-        """
-        self._bytes_per_s, self._now, self._sleep = bytes_per_s, now, sleep
-        self._lock = threading.Lock()
-        self._free_at = now()
-
-    def take(self, num_bytes: int) -> None:
-        """Wait until the link has room for that many bytes."""
-        with self._lock:
-            start = max(self._now(), self._free_at)
-            self._free_at = start + num_bytes / self._bytes_per_s
-        if (delay := start - self._now()) > 0:
-            self._sleep(delay)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
     """How a link between this machine and a store is used."""
@@ -71,8 +43,6 @@ class Link:
     """Ranged reads in flight (>= 1)."""
     range_bytes: int = RANGE_BYTES
     """Bytes of one read (>= 1)."""
-    limiter: RateLimiter | None = None
-    """Rate limit, shared by all transfers over the link; ``None`` = none."""
     ends_at: float | None = None
     """Deadline by ``now``, seconds; ``None`` = none."""
     now: Callable[[], float] = field(default=time.monotonic)
@@ -117,12 +87,45 @@ def fetch_part(store: Store, part: Part, path: Path, link: Link | None = None) -
 
 def _read_missing(store: Store, part: Part, folder: Path, done: set[int], link: Link) -> int:
     partial, journal = folder / "partial", folder / "journal"
-    missing = [start for start in range(0, part.size, link.range_bytes) if start not in done]
-    read = _read_all(store, part, partial, journal, missing, link)
-    size, sha256 = sha256_of_file(partial)
+    digest = hashlib.sha256()
+
+    def hash_span(span: tuple[int, int]) -> None:
+        """Hash a span of the file; one that somebody has cut shorter gives another digest, which is found."""
+        start, length = span
+        digest.update(os.pread(file.fileno(), length, start))
+
+    with partial.open("rb", buffering=0) as file, InBackground(hash_span) as hashing:
+        prefix = _Prefix(part.size, link.range_bytes, {*done}, hashing)
+        prefix.grow()
+        read = _read_all(store, part, partial, journal, prefix, link)
+    size, sha256 = partial.stat().st_size, digest.hexdigest()
     if (size, sha256) != (part.size, part.sha256):
         raise corrupt_part(store, part, size, sha256)
     return read
+
+
+class _Prefix:
+    """Which ranges of a file have arrived; what is complete from its beginning on goes to be hashed."""
+
+    def __init__(self, size: int, range_bytes: int, done: set[int], hashing: InBackground[tuple[int, int]]) -> None:
+        self._size, self._range_bytes, self._done, self._hashing = size, range_bytes, done, hashing
+        self._end = 0
+
+    def missing(self) -> list[int]:
+        """Return the starts of the ranges that have not arrived."""
+        return [start for start in range(0, self._size, self._range_bytes) if start not in self._done]
+
+    def add(self, start: int) -> None:
+        """Note that a range lies in the file."""
+        self._done.add(start)
+        self.grow()
+
+    def grow(self) -> None:
+        """Hand over what is complete now."""
+        while self._end < self._size and self._end in self._done:
+            length = min(self._range_bytes, self._size - self._end)
+            self._hashing.give((self._end, length))
+            self._end += length
 
 
 def _finished(journal: Path, partial: Path, part: Part, link: Link) -> set[int]:
@@ -142,9 +145,9 @@ def _finished(journal: Path, partial: Path, part: Part, link: Link) -> set[int]:
     return set()
 
 
-def _read_all(store: Store, part: Part, partial: Path, journal: Path, missing: list[int], link: Link) -> int:
+def _read_all(store: Store, part: Part, partial: Path, journal: Path, prefix: _Prefix, link: Link) -> int:
     """Read the missing ranges, a bounded number at a time, and journal each one once its bytes are in the file."""
-    waiting, running, read = list(reversed(missing)), dict[Future[int], int](), 0
+    waiting, running, read = list(reversed(prefix.missing())), dict[Future[int], int](), 0
     pool = ThreadPoolExecutor(link.num_readers, thread_name_prefix="transfer")
     try:
         with journal.open("ab", buffering=0) as finished:
@@ -157,6 +160,7 @@ def _read_all(store: Store, part: Part, partial: Path, journal: Path, missing: l
                     start = running.pop(future)
                     read += future.result()
                     finished.write(start.to_bytes(_ENTRY_BYTES, "little"))
+                    prefix.add(start)
     finally:
         # A read that hangs must not hold up whoever was told of it.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -165,8 +169,6 @@ def _read_all(store: Store, part: Part, partial: Path, journal: Path, missing: l
 
 def _read_range(store: Store, part: Part, partial: Path, start: int, link: Link) -> int:
     length = min(link.range_bytes, part.size - start)
-    if link.limiter is not None:
-        link.limiter.take(length)
     data = read_exactly(store, part.path, start, length)
     with partial.open("r+b", buffering=0) as file:
         os.pwrite(file.fileno(), data, start)

@@ -6,8 +6,9 @@ never from a trainer's own layout (W17), and only for files whose headers are eq
     "MTLDELTA"  u64 length of the header   header (zstd JSON)   block  block ...
 
 Blocks (``storage.sparse_codec``) cover the files' data in order, so that one block of base, changes and result is all
-that memory holds. The header names the SHA-256 of every tensor of the result, unchanged ones included: whoever applies
-a chain of deltas proves every byte of what comes out, whatever the base and the changes were.
+that memory holds. The header names every tensor of the result, unchanged ones included, by its SHA-256 (which together
+give the version's hash) and by its BLAKE3, found from the same bytes: whoever applies a chain of deltas proves every
+byte that comes out by the latter, whatever the base and the changes were.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from storage.background import BLOCKS_IN_FLIGHT, InBackground
 from storage.errors import CorruptObjectError, DeltaMismatchError
-from storage.sparse_codec import WIDTHS, apply_block, encode_block
-from storage.tensor_proof import InBackground, TensorProof
+from storage.sparse_codec import WIDTHS, Unsigned, apply_block, encode_block
+from storage.tensor_proof import TensorProofs
 from storage.weights_hash import TensorEntry, combined_hash, element_bits, read_header
 
-DELTA_FORMAT: Final = "motley.weight_delta/1"
+DELTA_FORMAT: Final = "motley.weight_delta/2"
 BLOCK_BYTES: Final = 4 << 20
 """Bytes of weights per block: small enough for a cache, large enough that zstd sees enough of the changes."""
 MAX_FRACTION: Final = 0.5
@@ -36,6 +39,7 @@ MAX_FRACTION: Final = 0.5
 
 _MAGIC: Final = b"MTLDELTA"
 _MAX_HEADER_BYTES: Final = 256 << 20
+_MAX_BLOCK_BYTES: Final = 256 << 20
 _SUFFIX: Final = ".safetensors"
 
 
@@ -67,6 +71,8 @@ class WeightDelta:
     """Files, in the order of the blocks."""
     digests: Mapping[str, str]
     """SHA-256 (hex) of each tensor of the result."""
+    proofs: Mapping[str, str]
+    """BLAKE3 (hex) of each tensor of the result (``storage.tensor_proof``)."""
     body: memoryview
     """All blocks, one after the other."""
 
@@ -103,20 +109,21 @@ def encode_delta(
     names = [name for name in sorted(new) if name.endswith(_SUFFIX)]
     if names != [name for name in sorted(base) if name.endswith(_SUFFIX)]:
         return None
-    files, blocks, room = [], [], MAX_FRACTION * sum(_size(new[name]) for name in names)
+    files, blocks, proofs = [], list[bytes](), dict[str, str]()
+    room = int(MAX_FRACTION * sum(_size(new[name]) for name in names))
     for name in names:
         with _opened(base[name]) as old_file, _opened(new[name]) as new_file:
             old_head, new_head = (_head(file, name) for file in (old_file, new_file))
             if old_head.raw != new_head.raw or old_head.size != new_head.size:
                 return None
-            lengths = []
-            for segment in _segments(new_head.entries, block_bytes):
-                blocks.append(encode_block(_read(old_file, segment), _read(new_file, segment)))
-                lengths.append(len(blocks[-1]))
-                room -= lengths[-1]
-                if room < 0:
-                    return None
-        files.append(_file_document(name, new_head, lengths))
+            proving = TensorProofs(new_head.entries, name)
+            found = _encoded_blocks(old_file, new_file, new_head, block_bytes, proving, room)
+        if found is None:
+            return None
+        room -= sum(map(len, found))
+        blocks += found
+        proofs |= proving.found
+        files.append(_file_document(name, new_head, [len(block) for block in found]))
     header = {
         "format": DELTA_FORMAT,
         "base_weights_hash": base_weights_hash,
@@ -124,9 +131,33 @@ def encode_delta(
         "block_bytes": block_bytes,
         "files": files,
         "digests": dict(digests),
+        "proofs": proofs,
     }
     packed = _packed_json(header)
     return b"".join([_MAGIC, len(packed).to_bytes(8, "little"), packed, *blocks])
+
+
+def _encoded_blocks(
+    old_file: Any,  # noqa: ANN401 - raw files and memory
+    new_file: Any,  # noqa: ANN401
+    head: _Head,
+    block_bytes: int,
+    proofs: TensorProofs,
+    room: int,
+) -> list[bytes] | None:
+    """Return the blocks of one file, its tensors proved on the way; ``None`` when they take more than ``room``."""
+    old, buffers = np.empty(block_bytes, np.uint8), _Buffers(block_bytes)
+    blocks, size = [], 0
+    with InBackground(proofs.update) as proving:
+        for segment in _segments(head.entries, block_bytes):
+            values = _read(new_file, segment, buffers.next())
+            proving.give(values.data.cast("B"))
+            blocks.append(encode_block(_read(old_file, segment, old), values))
+            size += len(blocks[-1])
+            if size > room:
+                return None
+    proofs.finish()
+    return blocks
 
 
 def parse_delta(data: bytes | memoryview, name: str) -> WeightDelta:
@@ -166,14 +197,21 @@ def _parsed(view: memoryview) -> WeightDelta:
             for f in header["files"]
         ),
         digests={str(tensor): str(digest) for tensor, digest in header["digests"].items()},
+        proofs={str(tensor): str(proof) for tensor, proof in header["proofs"].items()},
         body=view[16 + length :],
     )
     lengths = [length for file in delta.files for length in file.blocks]
-    if min(lengths, default=0) < 0 or sum(lengths) != len(delta.body) or delta.block_bytes % 8 or not delta.files:
+    if min(lengths, default=0) < 0 or sum(lengths) != len(delta.body) or not delta.files:
         message = f"its blocks do not fill its {len(delta.body)} bytes"
+        raise ValueError(message)
+    if delta.block_bytes % 8 or not 0 < delta.block_bytes <= _MAX_BLOCK_BYTES:
+        message = f"its blocks cover {delta.block_bytes} bytes each"
         raise ValueError(message)
     if combined_hash(delta.digests) != delta.weights_hash:
         message = "the hashes of its tensors do not give its hash"
+        raise ValueError(message)
+    if delta.proofs.keys() != delta.digests.keys():
+        message = "it does not prove each of its tensors"
         raise ValueError(message)
     return delta
 
@@ -228,14 +266,14 @@ def _apply_to_file(source: Path, file: DeltaFile, deltas: Sequence[WeightDelta],
             message = f"{source} has other tensors than the base of the delta; take the full weights instead"
             raise DeltaMismatchError(message, key=file.name)
         written.write(head.raw)
-        proof = TensorProof(head.entries, deltas[-1].digests, file.name)
+        proof, buffers = TensorProofs(head.entries, file.name, deltas[-1].proofs), _Buffers(deltas[0].block_bytes)
         segments = list(_segments(head.entries, deltas[0].block_bytes))
         if any(len(f.blocks) != len(segments) for d in deltas for f in d.files if f.name == file.name):
             message = f"{file.name}: the deltas have other blocks than the file; take the full weights instead"
             raise DeltaMismatchError(message, key=file.name)
         with InBackground(proof.update) as proving:
             for segment, blocks in zip(segments, zip(*(d.blocks(file.name) for d in deltas), strict=True), strict=True):
-                values = _read(opened, segment)
+                values = _read(opened, segment, buffers.next())
                 for block in blocks:
                     apply_block(values, block)
                 data = values.data.cast("B")
@@ -284,8 +322,20 @@ def _width(entry: TensorEntry) -> int:
     return bits // 8 if bits is not None and bits % 8 == 0 and bits // 8 in WIDTHS else 1
 
 
-def _read(file: Any, segment: _Segment) -> np.ndarray[Any, Any]:  # noqa: ANN401 - raw and buffered files
-    values = np.empty(segment.length // segment.width, np.dtype(f"u{segment.width}"))
+class _Buffers:
+    """Memory for blocks, used in turn: fresh memory for every block costs more than reading it."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self._buffers = cycle([np.empty(block_bytes, np.uint8) for _ in range(BLOCKS_IN_FLIGHT + 2)])
+
+    def next(self) -> NDArray[np.uint8]:
+        """Return the buffer that was given away longest ago."""
+        return next(self._buffers)
+
+
+def _read(file: Any, segment: _Segment, buffer: NDArray[np.uint8]) -> Unsigned:  # noqa: ANN401 - raw files, memory
+    """Read a block into a buffer and return it as elements."""
+    values = buffer[: segment.length].view(f"u{segment.width}")
     file.seek(segment.start)
     view, place = values.data.cast("B"), 0
     while place < len(view):

@@ -96,9 +96,9 @@ def element_bits(dtype: str) -> int | None:
     return _BITS.get(dtype)
 
 
-def start_digest(entry: TensorEntry) -> hashlib._Hash:
-    """Return the digest of a tensor before its bytes: type and shape are part of it."""
-    return hashlib.sha256(f"{entry.dtype} {list(entry.shape)}\n".encode())
+def digest_head(entry: TensorEntry) -> bytes:
+    """Return what is hashed of a tensor before its bytes: type and shape are part of its digest."""
+    return f"{entry.dtype} {list(entry.shape)}\n".encode()
 
 
 def tensor_digests(files: Mapping[str, bytes | Path]) -> dict[str, str]:
@@ -135,7 +135,7 @@ def _digests_of_file(source: bytes | Path, name: str) -> dict[str, str]:
 
 
 def _tensor_digest(file: BinaryIO, entry: TensorEntry) -> str:
-    digest = start_digest(entry)
+    digest = hashlib.sha256(digest_head(entry))
     file.seek(entry.start)
     left = entry.length
     while left:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import time
@@ -63,8 +62,13 @@ def _ask(store: Store, question: str) -> None:
     with connect(store, RUN) as connection:
         query, values = (STATS_QUERY, ["train"]) if question == "stats" else (QUERIES[question], [])
         rows = connection.execute(query, values).fetchall()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    print(time.perf_counter() - wall, time.process_time() - cpu, peak, len(rows))
+    print(time.perf_counter() - wall, time.process_time() - cpu, _peak_mb(), len(rows))
+
+
+def _peak_mb() -> float:
+    """Return the most memory that this process has held; `getrusage` counts that of the parent before `exec` too."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(float(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM"))
 
 
 def _write(store: Store, rows: int) -> None:

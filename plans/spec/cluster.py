@@ -87,14 +87,17 @@ class PairLink(SpecModel):
     """One-way latency."""
     bandwidth_gbps: float | None = Field(default=None, gt=0)
     """Bandwidth of one direction, 1e9 bits/s."""
+    transfer_gbps: float | None = Field(default=None, gt=0)
+    """Of a link between regions: most that one stage process may move over it between object stores, 1e9 bits/s; absent
+    = as much as it gives. No part of what plans depend on."""
     forbidden: Literal[True] | None = None
     """`true` = no direct connection; then no other number is given."""
 
     @model_validator(mode="after")
     def _rate_or_forbidden(self) -> Self:
         numbers = (self.latency_ms, self.bandwidth_gbps)
-        if self.forbidden and numbers != (None, None):
-            raise ValueError("a forbidden link has neither latency_ms nor bandwidth_gbps")
+        if self.forbidden and (*numbers, self.transfer_gbps) != (None, None, None):
+            raise ValueError("a forbidden link has neither latency_ms nor bandwidth_gbps nor transfer_gbps")
         if not self.forbidden and None in numbers:
             raise ValueError("a link needs latency_ms and bandwidth_gbps, or `forbidden: true`")
         if self.between[0] == self.between[1]:
@@ -243,6 +246,7 @@ class Cluster(SpecModel):
         for table in ("regions", "machines"):
             for link in links[table]:
                 link["between"] = sorted(link["between"])
+                del link["transfer_gbps"]
             links[table].sort(key=lambda link: link["between"])
         machines = [m.model_dump(mode="json", exclude={"queue"}) | {"zone": m.zone_name} for m in self.machines]
         return {

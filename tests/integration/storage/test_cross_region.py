@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from scripts.regions.tcp_proxy import Shape, TcpProxy, tcp_proxy
 from stages import replicate, weight_sync
 from stages.context import StageContext
 from stages.contract import StageRequest
@@ -30,7 +31,6 @@ from storage.weights_hash import weights_hash
 from tests.helpers.s3_server import S3Server, s3_server
 from tests.helpers.stage_contexts import CLUSTER, JOB
 from tests.helpers.storage_builders import rollout_rows
-from tests.helpers.tcp_proxy import Shape, TcpProxy, tcp_proxy
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -34,6 +34,7 @@ from storage.store import Store
 from storage.transfer import Link
 from storage.verify import Severity, verify_run
 from tests.helpers.dict_store import DictStore
+from tests.helpers.fast_fence import fast_fence
 from tests.helpers.faulty_store import Crash, Fault, FaultyStore
 from tests.helpers.storage_builders import NOW, RUN, new_run, rollout_rows
 
@@ -205,7 +206,7 @@ def run_schedule(seed: int) -> Counter[str]:
     """Run all operations, each one disturbed up to three times and then repeated until it succeeds."""
     choice = random.Random(seed)
     seen: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, fast_fence():
         world = World(choice, Path(name))
         for what, operation in world.operations():
             for _ in range(choice.choice((0, 0, 1, 1, 2, 3))):

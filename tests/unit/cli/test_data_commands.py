@@ -96,6 +96,21 @@ def test_rollouts_stats_count_statuses(home: Path) -> None:
     assert [(row["ok"], row["failed"], row["tokens"], row["cut"]) for row in rows] == [(8, 0, 2.0, 0.0)] * 2
 
 
+@pytest.mark.parametrize(
+    ("condition", "rows"),
+    [
+        ("iteration = 1", 8),
+        ("policy_version_first = 1 AND policy_version_last = 1", 8),
+        ("prompt_id = 'arithmetic/2'", 4),
+        ("prompt_id = 'arithmetic/2' AND iteration = 1 AND sample_index = 0", 1),
+    ],
+)
+def test_i1_every_row_is_found_by_step_version_and_problem(home: Path, condition: str, rows: int) -> None:
+    """I1: users asked for dumps per step."""
+    query = f"SELECT count(*) AS n, count(completion_text) AS texts FROM completions WHERE {condition}"
+    assert motley_json(home, "rollouts", "sql", RUN, query)["rows"] == [{"n": rows, "texts": rows}]
+
+
 def test_rollouts_show_prints_one_group_with_rewards_and_logprobs(home: Path) -> None:
     """I4: one group, readable in a terminal."""
     done = motley(home, "rollouts", "show", RUN, "--prompt", "arithmetic/2", "--tokens")

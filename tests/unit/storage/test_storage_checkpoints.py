@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,25 @@ def test_c2_checkpoint_without_its_manifest_does_not_exist(store: Store) -> None
     store.delete(_save(store, 1).key)
     with pytest.raises(CorruptObjectError, match="none of 1 resume points is complete"):
         load_checkpoint(store, RUN)
+
+
+def test_c8_position_in_the_data_comes_back_with_its_version(store: Store) -> None:
+    """C8: the data position was not saved."""
+    for version in (1, 2):
+        _save(store, version, data_position={"epoch": version - 1, "index": 10 * version})
+    assert load_checkpoint(store, RUN).data_position == {"epoch": 1, "index": 20}
+    assert load_checkpoint(store, RUN, 1).data_position == {"epoch": 0, "index": 10}
+
+
+@pytest.mark.parametrize("at", range(9))
+def test_c27_waiting_rollouts_are_committed_with_their_version_or_not_at_all(store: Store, at: int) -> None:
+    """C27: a replay buffer was saved with its gaps refilled, apart from the version."""
+    _save(store, 1, metadata={"buffer": {"version": 1}})
+    with suppress(Crash):
+        _save(FaultyStore(store, at, Fault.CRASH), 2, metadata={"buffer": {"version": 2}})
+    found = load_checkpoint(store, RUN)
+    assert found.manifest.metadata["buffer"] == {"version": found.version}
+    assert found.data_position["index"] == found.version
 
 
 def test_c13_another_data_set_is_refused(store: Store) -> None:

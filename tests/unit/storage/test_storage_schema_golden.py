@@ -11,6 +11,7 @@ from storage.layout import shard_folder
 from storage.manifest import PartSource, commit
 from storage.rollout_schema import COLUMNS
 from storage.rollouts import read_rollouts
+from storage.runs import RunRecord
 from storage.store import open_store
 from tests.helpers.storage_builders import NOW, RUN
 
@@ -35,6 +36,16 @@ def test_files_of_schema_version_1_are_read(tmp_path: Path) -> None:
         ["arithmetic/1", 0, [21, 21], 4573673036908090279, NOW, 0.0, [("answer", 0.0)]],
         ["arithmetic/1", 1, [21, 22], 1444829131378765314, NOW, 1.0, [("answer", 1.0)]],
     ]
+
+
+def test_i3_fields_that_users_missed_elsewhere_are_there() -> None:
+    """I3: tokens, advantage, reward, step, sample and prompt index, finish reason, truth; the code's commit by run."""
+    names = {column.name for columns in COLUMNS.values() for column in columns}
+    assert names >= {
+        "prompt_token_ids", "completion_token_ids", "sampler_logprobs", "advantage", "reward", "reward_parts",
+        "iteration", "prompt_index", "sample_index", "finish_reason", "gold_answer",
+    }  # fmt: skip
+    assert {"git_commit", "package_versions"} <= RunRecord.model_fields.keys()
 
 
 def test_documentation_lists_every_column_with_its_meaning() -> None:

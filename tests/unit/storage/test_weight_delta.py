@@ -142,14 +142,35 @@ def test_truncated_delta_is_refused(length: int) -> None:
         parse_delta(data[:length], "delta")
 
 
-def test_newer_delta_format_is_refused() -> None:
+@pytest.mark.parametrize("other", ["motley.weight_delta/1", "motley.weight_delta/3"])
+def test_delta_of_another_format_is_refused(other: str) -> None:
     from storage import weight_delta
 
     data = _encoded(weights(0), weights(1)) or b""
     length = int.from_bytes(data[8:16], "little")
     header = weight_delta._unpacked_json(memoryview(data)[16 : 16 + length])
-    packed = weight_delta._packed_json({**header, "format": "motley.weight_delta/2"})
-    with pytest.raises(CorruptObjectError, match=r"this code reads 'motley\.weight_delta/1'"):
+    packed = weight_delta._packed_json({**header, "format": other})
+    with pytest.raises(CorruptObjectError, match=r"this code reads 'motley\.weight_delta/2'"):
+        parse_delta(data[:8] + len(packed).to_bytes(8, "little") + packed + data[16 + length :], "delta")
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"proofs": {}}, "does not prove each of its tensors"),
+        ({"block_bytes": 1 << 40}, "blocks cover 1099511627776 bytes"),
+        ({"block_bytes": 0}, "blocks cover 0 bytes"),
+        ({"block_bytes": 12}, "blocks cover 12 bytes"),
+    ],
+)
+def test_header_that_contradicts_itself_is_refused(change: dict[str, object], fault: str) -> None:
+    from storage import weight_delta
+
+    data = _encoded(weights(0), weights(1)) or b""
+    length = int.from_bytes(data[8:16], "little")
+    header = weight_delta._unpacked_json(memoryview(data)[16 : 16 + length])
+    packed = weight_delta._packed_json({**header, **change})
+    with pytest.raises(CorruptObjectError, match=fault):
         parse_delta(data[:8] + len(packed).to_bytes(8, "little") + packed + data[16 + length :], "delta")
 
 

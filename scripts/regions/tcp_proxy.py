@@ -1,14 +1,28 @@
-"""A TCP proxy for tests and benchmarks: one-way delay, rate limit, and connections cut after so many bytes."""
+"""A TCP proxy that is a long line: one-way delay, a rate, cut connections, and a journal of the S3 requests it passes.
+
+In tests it runs on a thread (:func:`tcp_proxy`); as a process of its own it takes no time from what it measures:
+``python -m scripts.regions.tcp_proxy --listen 127.0.0.1:9101 --target 10.77.0.2:9000 --delay-ms 30``.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
-_BLOCK = 256 << 10
+Address = tuple[str, int]
+"""Host and port."""
+
+_BLOCK: Final = 256 << 10
+_REQUEST: Final = re.compile(rb"(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP/1\.1\r\n")
+_RANGE: Final = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)\r\n", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -31,6 +45,8 @@ class TcpProxy:
 
     port: int
     shape: Shape
+    journal: Path | None = None
+    """File that gets one JSON line per HTTP request: method, path, and the length asked for (null = all of it)."""
     num_bytes: int = 0
     """Bytes passed towards clients."""
     num_cuts: int = 0
@@ -40,13 +56,14 @@ class TcpProxy:
 
 
 @contextmanager
-def tcp_proxy(target_port: int, shape: Shape | None = None) -> Iterator[TcpProxy]:
-    """Run a proxy on a free loopback port to another loopback port."""
+def tcp_proxy(target_port: int, shape: Shape | None = None, journal: Path | None = None) -> Iterator[TcpProxy]:
+    """Run a proxy on a free loopback port to another loopback port, on a thread of this process."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    proxy = TcpProxy(0, shape or Shape())
-    server = asyncio.run_coroutine_threadsafe(_serve(proxy, target_port), loop).result(30)
+    proxy = TcpProxy(0, shape or Shape(), journal)
+    serving = serve(proxy, ("127.0.0.1", 0), ("127.0.0.1", target_port))
+    server = asyncio.run_coroutine_threadsafe(serving, loop).result(30)
     try:
         yield proxy
     finally:
@@ -56,24 +73,36 @@ def tcp_proxy(target_port: int, shape: Shape | None = None) -> Iterator[TcpProxy
         loop.close()
 
 
-async def _serve(proxy: TcpProxy, target_port: int) -> asyncio.Server:
+async def serve(proxy: TcpProxy, listen: Address, target: Address) -> asyncio.Server:
+    """Listen; every connection is passed on to the target."""
+
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if proxy.shape.refuse:
             writer.transport.abort()
             return
         try:
-            back_reader, back_writer = await asyncio.open_connection("127.0.0.1", target_port, limit=_BLOCK)
+            back_reader, back_writer = await asyncio.open_connection(*target, limit=_BLOCK)
         except OSError:
             writer.transport.abort()
             return
-        proxy._writers += [writer, back_writer]
+        ends = (writer, back_writer)
+        proxy._writers += ends
         await asyncio.gather(
             _pump(proxy, reader, back_writer, "up"), _pump(proxy, back_reader, writer, "down"), return_exceptions=True
         )
+        for end in ends:
+            end.close()
+            with suppress(ValueError):  # a cut has emptied the list
+                proxy._writers.remove(end)
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0, limit=_BLOCK)
+    server = await asyncio.start_server(handle, *listen, limit=_BLOCK)
     proxy.port = server.sockets[0].getsockname()[1]
     return server
+
+
+def requests_of(journal: Path) -> list[dict[str, object]]:
+    """Return the requests that a proxy has passed: ``method``, ``path`` (with the query), ``length``."""
+    return [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
 
 
 async def _pump(proxy: TcpProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
@@ -88,7 +117,9 @@ async def _pump(proxy: TcpProxy, reader: asyncio.StreamReader, writer: asyncio.S
                 sent_at = max(sent_at, proxy._free_at.get(way, 0.0)) + len(data) / proxy.shape.bytes_per_s
                 proxy._free_at[way] = sent_at
                 await asyncio.sleep(max(0.0, sent_at - loop.time()))
-            if way == "down":
+            if way == "up":
+                _note(proxy, data)
+            else:
                 proxy.num_bytes += len(data)
                 if proxy.shape.cut_after_bytes is not None and proxy.num_bytes >= proxy.shape.cut_after_bytes:
                     _cut(proxy)
@@ -98,6 +129,18 @@ async def _pump(proxy: TcpProxy, reader: asyncio.StreamReader, writer: asyncio.S
         queue.put_nowait((loop.time() + proxy.shape.delay_s, b""))
         with suppress(Exception):
             await delivery
+
+
+def _note(proxy: TcpProxy, data: bytes) -> None:
+    """Journal the request that begins with a block: S3 clients begin each one with a write of its own."""
+    found = _REQUEST.match(data)
+    if proxy.journal is None or found is None:
+        return
+    span = _RANGE.search(data)
+    length = None if span is None else int(span[2]) - int(span[1]) + 1
+    line = {"method": found[1].decode(), "path": found[2].decode(errors="replace"), "length": length}
+    with proxy.journal.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 async def _deliver(queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
@@ -129,3 +172,31 @@ async def _stop(proxy: TcpProxy, server: asyncio.Server) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def main() -> None:
+    """Serve until killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--listen", type=_address, required=True, help="HOST:PORT")
+    parser.add_argument("--target", type=_address, required=True, help="HOST:PORT")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="one way")
+    parser.add_argument("--gbps", type=float, help="rate of each direction; default: none")
+    parser.add_argument("--journal", type=Path, help="file for the requests that pass")
+    given = parser.parse_args()
+    rate = None if given.gbps is None else given.gbps * 1e9 / 8
+
+    async def forever() -> None:
+        proxy = TcpProxy(0, Shape(given.delay_ms / 1e3, rate), given.journal)
+        server = await serve(proxy, given.listen, given.target)
+        await server.serve_forever()
+
+    asyncio.run(forever())
+
+
+if __name__ == "__main__":
+    main()

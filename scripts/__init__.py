@@ -1,0 +1,1 @@
+"""Commands of the repository that are no part of the package."""

