@@ -93,6 +93,13 @@ class Deployment:
         """Return every process of the deployment."""
         return marked_processes(self.record.id)
 
+    def machine(self, name: str) -> list[psutil.Process]:
+        """Return what a loss of power would end on a machine: its worker, task and stage processes and engines."""
+        mark = str(self.home.worker_home(name).path)
+        worker = next(worker.process for worker in self.record.workers if worker.machine == name)
+        assert worker is not None
+        return [psutil.Process(worker.pid), *(p for p in self.everything() if _home_of(p) == mark)]
+
 
 @contextmanager
 def deployment(path: Path) -> Iterator[Deployment]:
@@ -165,6 +172,13 @@ def outcome(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
+
+
+def _home_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("MOTLEY_HOME")
+    except (psutil.Error, OSError):
+        return None
 
 
 def _command(process: psutil.Process) -> list[str]:
