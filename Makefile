@@ -7,7 +7,7 @@ ENGINES = .venv-engines/.installed
 VLLM = .venv-engines/.installed-vllm
 MOTLEY = MOTLEY_HOME=$(CURDIR)/.motley MOTLEY_ENGINES_PYTHON=$(CURDIR)/.venv-engines/bin/python .venv/bin/motley
 
-.PHONY: help env env-vllm quickstart smollm2 down lint test test-all test-system clean
+.PHONY: help env env-vllm quickstart smollm2 down lint test test-all test-browser test-system clean
 
 help:  ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -41,14 +41,18 @@ lint: $(LIGHT)  ## ruff, mypy, import contracts
 	.venv/bin/lint-imports
 
 test: env-vllm lint  ## The default tests: light and engine tiers
-	.venv/bin/pytest -m "not system and not gpu and not slow and not engines and not vllm"
+	.venv/bin/pytest -m "not system and not gpu and not slow and not engines and not vllm and not browser"
 	.venv-engines/bin/python -m pytest -m "(engines or vllm) and not gpu and not slow and not system"
 
 test-system: env-vllm  ## Tests with a real Airflow deployment
 	.venv/bin/pytest -m "system and not slow"
 
-test-all: test test-system  ## Everything that a CPU machine can do
-	.venv/bin/pytest -m "slow and not gpu and not engines and not system"
+test-browser: $(LIGHT)  ## The pages in a headless Chromium
+	scripts/install.sh browser
+	.venv/bin/pytest -s -m browser
+
+test-all: test test-browser test-system  ## Everything that a CPU machine can do
+	.venv/bin/pytest -m "slow and not gpu and not engines and not system and not browser"
 	.venv-engines/bin/python -m pytest -m "slow and (engines or vllm) and not gpu"
 
 clean: down  ## Remove the environments and the local deployment

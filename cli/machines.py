@@ -159,7 +159,7 @@ def adopt_plan(live: LiveRun, file: Path) -> tuple[int, int]:
     number = len(committed_plans(store, run.name))
     by_hand = chosen.model_copy(update={"method": "by-hand"})
     search = type(by_hand.search).model_validate({**by_hand.search.model_dump(), "drained": list(run.drained)})
-    document = with_adoption(by_hand.model_copy(update={"search": search}), at).to_document()
+    document = with_adoption(by_hand.model_copy(update={"search": search}), at, "by hand (motley replan)").to_document()
     write_plan(store, run.name, number, document)
     return number, at
 

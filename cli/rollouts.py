@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import json as json_module
-import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -22,11 +21,9 @@ from cli.runs import RunArgument
 from cli.tables import table
 from storage.exports import export_rollouts
 from storage.layout import Split
+from storage.rollout_queries import first_prompt, group_rows, rows_of
 from storage.sql import connect
 from storage.store import open_store
-
-if TYPE_CHECKING:
-    import duckdb
 
 app = typer.Typer(no_args_is_help=True, help="Look into the completions of a run.")
 app.command()(rescore)
@@ -48,11 +45,6 @@ SELECT iteration, count(*) AS rows, avg(reward) AS reward, stddev_samp(reward) A
        sum((reward_status IN ('timed_out', 'crashed'))::int) AS failed, avg(is_dropped::int) AS dropped,
        avg(staleness) AS lag, max(logprob_gap_max) AS gap
 FROM completions WHERE split = ? GROUP BY iteration ORDER BY iteration
-"""
-
-GROUP_QUERY = """
-SELECT * FROM completions
-WHERE split = $split AND iteration = $iteration AND prompt_id = $prompt ORDER BY sample_index
 """
 
 
@@ -94,10 +86,9 @@ def show_group(
     """
     output = Output(is_json=json)
     found = find_run(run, home_of(home))
-    with connect(found.store, found.name) as connection:
-        chosen = prompt or _first_prompt(connection, iteration, split, is_worst=worst)
-        parameters = {"split": split.value, "iteration": iteration, "prompt": chosen}
-        rows = _rows(connection, GROUP_QUERY, parameters) if chosen else []
+    with connect(found.store, found.name, [iteration]) as connection:
+        chosen = prompt or first_prompt(connection, iteration, split, is_worst=worst)
+        rows = group_rows(connection, iteration, split, chosen) if chosen else []
     if not rows:
         what = f"prompt {prompt!r}" if prompt else "rollouts"
         raise InputError(
@@ -132,7 +123,7 @@ def sql(
     found = find_run(run, home_of(home))
     with connect(found.store, found.name) as connection:
         try:
-            rows = _rows(connection, query)
+            rows = rows_of(connection, query)
         except duckdb.Error as error:
             raise InputError(f"DuckDB refuses the query: {str(error).splitlines()[0]}.") from error
     columns = list(rows[0]) if rows else []
@@ -170,40 +161,13 @@ def _print_query(run: str, query: str, split: Split, title: str, home: Path | No
     output = Output(is_json=json)
     found = find_run(run, home_of(home))
     with connect(found.store, found.name) as connection:
-        rows = _rows(connection, query, [split.value])
+        rows = rows_of(connection, query, [split.value])
     if json:
         output.result({"run": found.name, "split": split.value, "iterations": rows}, "")
     elif rows:
         output.console.print(table(title, list(rows[0]), [list(row.values()) for row in rows]))
     else:
         output.result({}, f"Run {found.name} has no committed rollouts of split {split} yet.")
-
-
-def _first_prompt(connection: duckdb.DuckDBPyConnection, iteration: int, split: Split, *, is_worst: bool) -> str | None:
-    order = "avg(reward) ASC NULLS FIRST, min(prompt_index)" if is_worst else "min(prompt_index)"
-    query = f"""SELECT prompt_id FROM completions WHERE split = ? AND iteration = ?
-                GROUP BY prompt_id ORDER BY {order} LIMIT 1"""
-    row = connection.execute(query, [split.value, iteration]).fetchone()
-    return None if row is None else str(row[0])
-
-
-def _rows(
-    connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
-) -> list[dict[str, Any]]:
-    """Run a query and return JSON-able rows."""
-    answer = connection.execute(query, parameters) if parameters else connection.execute(query)
-    names = [column[0] for column in answer.description or ()]
-    return [dict(zip(names, map(_json_value, row), strict=True)) for row in answer.fetchall()]
-
-
-def _json_value(value: Any) -> Any:  # noqa: ANN401 - whatever DuckDB returns
-    if isinstance(value, str | int | float | bool | None):
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [_json_value(item) for item in value]
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _group_text(rows: Sequence[dict[str, Any]], *, is_with_tokens: bool) -> list[Text]:

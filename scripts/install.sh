@@ -3,6 +3,7 @@
 #   light    .venv          Airflow, planner, storage, command line, development tools (no torch)
 #   engines  .venv-engines  torch, transformers, accelerate
 #   vllm     .venv-engines  adds vLLM's CPU build
+#   browser  the system     Debian's Chromium, for the tests of the pages
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3.11}
@@ -40,8 +41,16 @@ vllm)
         --override constraints/engines-overrides.txt
     touch .venv-engines/.installed-vllm
     ;;
+browser)
+    if [ -z "${MOTLEY_CHROMIUM:-}" ] && ! command -v chromium google-chrome >/dev/null; then
+        apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core || {
+            echo "There is no Chromium: install one, or name its executable in MOTLEY_CHROMIUM." >&2
+            exit 1
+        }
+    fi
+    ;;
 *)
-    echo "usage: scripts/install.sh light|engines|vllm" >&2
+    echo "usage: scripts/install.sh light|engines|vllm|browser" >&2
     exit 2
     ;;
 esac

@@ -21,7 +21,7 @@ from stages.plan_history import NumberedPlan, committed_plans, numbered_plan, pl
 from stages.planning import choose_plan
 from stages.profile import find_profile, last_due
 from stages.sharding import machine_of
-from stages.staleness.drift_watch import cheaper_change, has_drifted, wins_back
+from stages.staleness.drift_watch import cheaper_change, has_drifted, have_same_devices, wins_back
 from storage import layout
 from storage.errors import AlreadyPublishedError
 from storage.layout import escape_name
@@ -88,7 +88,8 @@ def _choose(context: StageContext) -> tuple[NumberedPlan, bool]:
         if standing is not None and not (changed or is_better(context, standing.plan, chosen)):
             return standing, False
         try:
-            write_plan(home, run, len(plans), with_adoption(chosen, k).to_document())
+            why = reason(context, standing, changed)
+            write_plan(home, run, len(plans), with_adoption(chosen, k, why).to_document())
         except AlreadyPublishedError:
             context.log("another iteration took the plan number; choosing again", plan=len(plans))
             continue
@@ -134,6 +135,32 @@ def is_due(context: StageContext, previous: Plan) -> bool:
     drained = (previous.search.model_extra or {}).get("drained", [])
     has_changed = not is_usable(context, previous) or list(drained) != list(context.run.drained)
     return has_changed or bool(every and context.iteration % every == 0)
+
+
+def reason(context: StageContext, standing: NumberedPlan | None, changed: Plan | None) -> str:
+    """Return why another plan takes the place of the one in force, in words.
+
+    Args:
+        context: The plan stage.
+        standing: The plan in force; None for the first one.
+        changed: The cheaper change of it that is taken because rates drifted; None after a search.
+    """
+    if standing is None:
+        return "the first plan of the run"
+    previous = standing.plan
+    drained = (previous.search.model_extra or {}).get("drained", [])
+    if previous.cluster != context.run.cluster.fingerprint:
+        return "the cluster changed"
+    if previous.job != context.job.planner.fingerprint:
+        return "the job changed"
+    if list(drained) != list(context.run.drained):
+        return f"drained machines are now {', '.join(context.run.drained) or 'none'}"
+    if changed is not None:
+        what = "shares of the same replicas" if have_same_devices(previous, changed) else "roles for some devices"
+        return f"measured rates left what was promised; other {what}"
+    if has_drifted(context, standing.adopted_at):
+        return "measured rates left what was promised; planned anew"
+    return f"decided again every {context.job.replan.every} iterations, and this one promises to be faster"
 
 
 def is_better(context: StageContext, standing: Plan, chosen: Plan) -> bool:

@@ -16,6 +16,9 @@ from storage.store import Store
 ADOPTED_AT = "adopted_at"
 """Field of a plan's search record: the first iteration that uses it."""
 
+ADOPTED_BECAUSE = "adopted_because"
+"""Field of a plan's search record: why it came into force, in words."""
+
 
 @dataclass(frozen=True, slots=True)
 class NumberedPlan:
@@ -50,7 +53,8 @@ def plan_of_iteration(plans: list[NumberedPlan], iteration: int) -> NumberedPlan
     return next((entry for entry in reversed(plans) if entry.adopted_at <= iteration), None)
 
 
-def with_adoption(plan: Plan, iteration: int) -> Plan:
-    """Return the plan with a note of the first iteration that uses it."""
-    search = type(plan.search).model_validate({**plan.search.model_dump(), ADOPTED_AT: iteration})
+def with_adoption(plan: Plan, iteration: int, why: str) -> Plan:
+    """Return the plan with a note of the first iteration that uses it, and why."""
+    notes = {ADOPTED_AT: iteration, ADOPTED_BECAUSE: why}
+    search = type(plan.search).model_validate({**plan.search.model_dump(), **notes})
     return plan.model_copy(update={"search": search})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fsspec import AbstractFileSystem
 
+from storage.errors import ObjectMissingError
 from storage.store import Store
 
 if TYPE_CHECKING:
@@ -21,16 +22,27 @@ def dataset_of(store: Store, keys: Sequence[str], schema: pa.Schema) -> ds.Datas
         store: Where the objects lie.
         keys: Object keys from manifests.
         schema: Schema of the data set; columns that an older object lacks read as null.
+
+    Raises:
+        ObjectMissingError: An object is gone.
     """
     import pyarrow.dataset as ds
     from pyarrow import fs
 
     paths = [store.local_path(key) for key in keys]
     local = [str(path) for path in paths if path is not None]
-    if len(local) == len(keys):
-        return ds.dataset(local, schema=schema, format="parquet", filesystem=fs.LocalFileSystem())
-    filesystem = fs.PyFileSystem(fs.FSSpecHandler(_ReadOnlyFiles(store)))
-    return ds.dataset(list(keys), schema=schema, format="parquet", filesystem=filesystem)
+    filesystem = fs.LocalFileSystem()
+    if len(local) != len(keys):
+        local, filesystem = list(keys), fs.PyFileSystem(fs.FSSpecHandler(_ReadOnlyFiles(store)))
+    try:
+        return ds.dataset(local, schema=schema, format="parquet", filesystem=filesystem)
+    except FileNotFoundError as error:
+        gone = next((key for key in keys if not store.exists(key)), keys[0])
+        message = (
+            f"{store.url}/{gone} is missing although its manifest names it: it was removed by retention or by hand; "
+            "run `motley verify`"
+        )
+        raise ObjectMissingError(message, key=gone) from error
 
 
 class _ReadOnlyFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no type information

@@ -53,7 +53,12 @@ def _first_iteration(store: Store, run: str) -> int:
 
 def find_records(store: Store, run: str) -> list[IterationRecord]:
     """Return the records of all reported iterations, ascending."""
-    records = _parallel(lambda k: _record(store, run, k), find_iterations(store, run))
+    return records_of(store, run, find_iterations(store, run))
+
+
+def records_of(store: Store, run: str, iterations: Iterable[int]) -> list[IterationRecord]:
+    """Return the records of those iterations that are reported, in the order asked for."""
+    records = _parallel(lambda k: _record(store, run, k), iterations)
     return [record for record in records if record is not None]
 
 

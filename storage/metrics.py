@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from storage.documents import fingerprint
@@ -40,9 +40,14 @@ def metrics_schema() -> pa.Schema:
 
 def metrics_table(store: Store, run: str) -> pa.Table:
     """Return all metrics of a run, ordered by iteration, optimizer step and name."""
+    return metrics_of(find_records(store, run))
+
+
+def metrics_of(records: Iterable[IterationRecord]) -> pa.Table:
+    """Return the metrics of some iterations, in the order of their records, by optimizer step and name."""
     import pyarrow as pa
 
-    rows = [row for record in find_records(store, run) for row in _rows(record)]
+    rows = [row for record in records for row in _rows(record)]
     return pa.Table.from_pylist(rows, schema=metrics_schema())
 
 

@@ -6,12 +6,13 @@ Views: ``rollouts``, ``rewards``, ``reference``, ``critic_values``, ``training``
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from storage.arrow_files import dataset_of
-from storage.iterations import find_iterations, find_records, find_shards
+from storage.iterations import find_iterations, find_shards, records_of
 from storage.layout import Split
-from storage.metrics import metrics_table
+from storage.metrics import metrics_of
 from storage.rollout_schema import COLUMNS, Family, arrow_schema
 from storage.runs import IterationRecord, load_run
 from storage.store import Store
@@ -30,7 +31,7 @@ VIEWS: dict[Family, str] = {
 """View of each column family; ``values`` is a keyword of SQL."""
 
 
-def connect(store: Store, run: str) -> duckdb.DuckDBPyConnection:
+def connect(store: Store, run: str, iterations: Iterable[int] | None = None) -> duckdb.DuckDBPyConnection:
     """Open an in-memory DuckDB connection with the views of one run.
 
     The views hold what is committed now. Rows are read when a query runs, only the columns that it needs.
@@ -38,38 +39,43 @@ def connect(store: Store, run: str) -> duckdb.DuckDBPyConnection:
     Args:
         store: Where the run lies.
         run: Run name.
+        iterations: The iterations that the views hold (split eval: policy versions); default all. Naming them spares
+            the look-ups of all others.
 
     Raises:
-        ObjectMissingError: No such run.
+        ObjectMissingError: No such run, or a file that a manifest names is gone.
     """
     import duckdb
 
     load_run(store, run)
     connection = duckdb.connect()
-    iterations = find_iterations(store, run)
+    wanted = find_iterations(store, run) if iterations is None else list(iterations)
     for family, view in VIEWS.items():
         keys = [
             part.path
             for split in Split
-            for manifest in find_shards(store, run, family, split, iterations)
+            for manifest in find_shards(store, run, family, split, wanted)
             for part in manifest.parts
         ]
         schema = arrow_schema(family)
         connection.register(view, dataset_of(store, keys, schema) if keys else schema.empty_table())
-    connection.register("iterations", _iterations_table(find_records(store, run)))
-    connection.register("metrics", metrics_table(store, run))
-    connection.execute(_completions_view())
+    records = records_of(store, run, wanted)
+    connection.register("iterations", _iterations_table(records))
+    connection.register("metrics", metrics_of(records))
+    connection.execute(f"CREATE TEMP VIEW completions AS {completions_of(tuple(VIEWS))}")
     return connection
 
 
-def _completions_view() -> str:
+def completions_of(families: Iterable[Family]) -> str:
+    """Return a query for the rollouts joined with some families only; a join that nobody needs costs its read."""
     selected, joins, taken = ["rollouts.*"], [], {column.name for column in COLUMNS[Family.ROLLOUTS]}
-    for family, view in VIEWS.items():
+    for family in families:
         if family is Family.ROLLOUTS:
             continue
+        view = VIEWS[family]
         selected += [f'{view}."{column.name}"' for column in COLUMNS[family] if column.name not in taken]
         joins.append(f"LEFT JOIN {view} ON {view}.row_id = rollouts.row_id")
-    return f"CREATE TEMP VIEW completions AS SELECT {', '.join(selected)} FROM rollouts {' '.join(joins)}"
+    return f"SELECT {', '.join(selected)} FROM rollouts {' '.join(joins)}"
 
 
 def _iterations_table(records: list[IterationRecord]) -> pa.Table:

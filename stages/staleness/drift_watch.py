@@ -89,9 +89,14 @@ def wins_back(context: StageContext, before: Plan, after: Plan, gain_s: float) -
 
     Plans that give the same devices the same work differ in shares only, and a switch between them costs nothing.
     """
-    if _devices(before) == _devices(after):
+    if have_same_devices(before, after):
         return True
     return gain_s * (context.run.iterations - context.iteration) > context.job.replan.switch_s
+
+
+def have_same_devices(before: Plan, after: Plan) -> bool:
+    """Whether two plans give every device the same work and so differ in shares only."""
+    return _devices(before) == _devices(after)
 
 
 def side_factors(context: StageContext, standing: NumberedPlan, profiles: Profiles) -> SideFactors | None:

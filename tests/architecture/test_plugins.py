@@ -46,7 +46,10 @@ def test_plugin_module_is_loaded_once_under_its_own_name(tmp_path: Path) -> None
 
 def test_operators_and_triggers_load_no_engine() -> None:
     pytest.importorskip("airflow.sdk")
-    heavy = ("torch", "transformers", "vllm", "accelerate", "pyarrow", "duckdb", "stages.engines.manager")
+    heavy = (
+        "torch", "transformers", "vllm", "accelerate", "pyarrow", "duckdb", "stages.engines.manager", "tokenizers",
+        "plugins.pages",
+    )  # fmt: skip
     script = (
         "import sys, plugins.iteration_dag, plugins.policy_trigger, plugins.motley_plugin\n"
         f"print('@', [m for m in {heavy!r} if m in sys.modules])"

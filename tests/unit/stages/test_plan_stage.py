@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from plans.cost import CostModel
 from plans.plan import Plan
 from stages import plan as plan_stage
 from stages.errors import ContractError
-from stages.plan_history import committed_plans, plan_of_iteration
+from stages.plan_history import ADOPTED_BECAUSE, committed_plans, plan_of_iteration
 from stages.single_machine_plan import plan_on_machine
 from storage.runs import read_plan
 from tests.helpers.stage_contexts import make_context, make_run
@@ -169,3 +170,23 @@ def test_stage_without_a_plan_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(ContractError, match="iteration 1 has no plan yet; run stage plan for it first"):
         _ = context.plan
+
+
+def test_plan_says_why_it_came(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    context = make_context(run, tmp_path, "plan", 1)
+    standing = committed_plans(context.home, "r")[0]
+    assert (standing.plan.search.model_extra or {})[ADOPTED_BECAUSE] == "the first plan of the run"
+
+    def why(*, changed: Plan | None = None, **changes: object) -> str:
+        before = dataclasses.replace(standing, plan=standing.plan.model_copy(update=changes))
+        return plan_stage.reason(context, before, changed)
+
+    drained = standing.plan.search.model_copy(update={"drained": ["a9"]})
+    assert why(cluster="other") == "the cluster changed"
+    assert why(job="other") == "the job changed"
+    assert why(search=drained) == "drained machines are now none"
+    moved = Plan.model_validate_json(standing.plan.to_json().replace("a0/1", "a0/9"))
+    assert why(changed=standing.plan) == "measured rates left what was promised; other shares of the same replicas"
+    assert why(changed=moved) == "measured rates left what was promised; other roles for some devices"
+    assert why().startswith("decided again every")

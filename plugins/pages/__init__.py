@@ -1,0 +1,1 @@
+"""Pages about runs, rollouts, plans and machines, served by Airflow's API server and nowhere else."""

@@ -1,0 +1,33 @@
+"""What a page says instead of content: one sentence, with the status that goes with it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from plans.errors import PlanningError
+from stages.errors import StageError
+from storage.errors import InvalidInputError, ObjectMissingError, StorageError, TransientStorageError
+
+
+class PageError(Exception):
+    """A page can't be shown; the message is a sentence for the person who asked for it."""
+
+    status: HTTPStatus
+    """Status of the answer."""
+
+    def __init__(self, sentence: str, status: HTTPStatus = HTTPStatus.NOT_FOUND) -> None:
+        """Keep the sentence and the status."""
+        super().__init__(sentence)
+        self.status = status
+
+
+def page_error(error: StorageError | PlanningError | StageError) -> PageError:
+    """Return an error of the layers below as what a page says."""
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    if isinstance(error, ObjectMissingError):
+        status = HTTPStatus.NOT_FOUND
+    elif isinstance(error, InvalidInputError):
+        status = HTTPStatus.BAD_REQUEST
+    elif isinstance(error, TransientStorageError):
+        status = HTTPStatus.SERVICE_UNAVAILABLE
+    return PageError(str(error), status)

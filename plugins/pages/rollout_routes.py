@@ -1,0 +1,79 @@
+"""The page *Rollouts*: the completions of one iteration, filtered and page by page, and their download."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
+from starlette.background import BackgroundTask
+
+from plugins.pages.render import Pages, link
+from plugins.pages.rollout_query import PAGE_ROWS, STATUSES, RolloutQuery, iteration_of, read_query, views_of
+from plugins.pages.run_source import PageRun
+from plugins.pages.token_colours import signed_kind
+from storage.layout import Split
+from storage.rollout_queries import Order, RolloutFilter, choices, matching_batches, page_of_rows, summary
+from storage.rollout_schema import FinishReason
+
+
+def routes(pages: Pages) -> APIRouter:
+    """Return the routes of this page."""
+    router = APIRouter()
+
+    @router.get("/dags/{dag_id}/rollouts", name="rollouts")
+    def rollouts(request: Request, dag_id: str) -> HTMLResponse:
+        run, query, wanted = _asked(pages, request, dag_id)
+        with views_of(run, wanted.iteration) as connection:
+            found = summary(connection, wanted)
+            rows = page_of_rows(connection, wanted, query.order, offset=(query.page - 1) * PAGE_ROWS, limit=PAGE_ROWS)
+            options = choices(connection, wanted)
+        return pages.render(
+            request, "rollouts.html", run=run, page="rollouts", query=query, wanted=wanted, found=found, rows=rows,
+            options=options, orders=list(Order), statuses=STATUSES, finishes=list(FinishReason), splits=list(Split),
+            num_pages=max(1, -(-found.matching // PAGE_ROWS)), signed_kind=signed_kind,
+        )  # fmt: skip
+
+    @router.get("/dags/{dag_id}/rollouts.parquet", name="download")
+    def download(request: Request, dag_id: str) -> FileResponse:
+        run, query, wanted = _asked(pages, request, dag_id)
+        file = write_rows(run, wanted, query.order)
+        name = f"{run.name}-{wanted.split.value}-{wanted.iteration}.parquet"
+        return FileResponse(
+            file, media_type="application/vnd.apache.parquet", filename=name, background=BackgroundTask(file.unlink)
+        )
+
+    @router.get("/dags/{dag_id}/dag_runs/{dag_run_id}/rollouts", name="dag_run_rollouts")
+    def of_dag_run(request: Request, dag_id: str, dag_run_id: str) -> RedirectResponse:
+        run = pages.source.find(dag_id)
+        iteration = pages.access.iteration_of(run.dag_id, dag_run_id)
+        return RedirectResponse(link(request, "rollouts", {"iteration": iteration}, dag_id=dag_id))
+
+    return router
+
+
+def _asked(pages: Pages, request: Request, dag_id: str) -> tuple[PageRun, RolloutQuery, RolloutFilter]:
+    run = pages.source.find(dag_id)
+    query = read_query(request.query_params)
+    iteration = iteration_of(query.iteration, run, query.split)
+    run.check_rollouts(iteration, query.split)
+    return run, query, query.filter(iteration)
+
+
+def write_rows(run: PageRun, wanted: RolloutFilter, order: Order) -> Path:
+    """Write the rows that a filter asks for, with every column, to a temporary Parquet file; the caller deletes it."""
+    import pyarrow.parquet as pq
+
+    with tempfile.NamedTemporaryFile(prefix="motley-", suffix=".parquet", delete=False) as target:
+        file = Path(target.name)
+    try:
+        with views_of(run, wanted.iteration) as connection:
+            schema, batches = matching_batches(connection, wanted, order)
+            with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+    except BaseException:
+        file.unlink()
+        raise
+    return file
