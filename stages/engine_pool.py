@@ -30,12 +30,13 @@ from stages.errors import ContractError, WeightMismatchError
 from stages.policy_files import policy_at_home, policy_directory
 from stages.sharding import machine_of
 from stages.single_machine_plan import CPU
+from stages.training_launch import CRITIC_ENGINE, SPLITTING_ENGINES, trainer_options
 from storage.policies import Policy
 
 if TYPE_CHECKING:  # stages.context makes the pool
     from stages.context import StageContext
 
-_ONE_DEVICE_ENGINES: Final = frozenset({"transformers", "accelerate"})
+_ONE_DEVICE_ENGINES: Final = frozenset({"transformers", CRITIC_ENGINE})
 
 
 class EnginePool:
@@ -107,7 +108,8 @@ class EnginePool:
         Raises:
             ContractError: the plan spreads training over several machines.
         """
-        return self._acquire(self._training_launch("training", RlTask.ACTOR_TRAINING), model_dir)
+        name = self._context.job.engines.training.name
+        return self._acquire(self._training_launch("training", name, RlTask.ACTOR_TRAINING), model_dir)
 
     def critic_training(self, model_dir: Path) -> RemoteEngine:
         """Return the engine that trains the critic on this machine; weights come with `load_checkpoint`.
@@ -118,7 +120,7 @@ class EnginePool:
         Raises:
             ContractError: the plan spreads the critic's training over several machines.
         """
-        return self._acquire(self._training_launch("critic", RlTask.CRITIC_TRAINING), model_dir)
+        return self._acquire(self._training_launch("critic", CRITIC_ENGINE, RlTask.CRITIC_TRAINING), model_dir)
 
     def critic_inference(self, replica: int, model_dir: Path) -> tuple[RemoteEngine, bool]:
         """Return the engine that gives a replica's values, and whether it is the one that trains the critic too.
@@ -131,7 +133,7 @@ class EnginePool:
         devices = {gpu for stage in placed.stages for gpu in stage.gpus}
         if devices <= set(trained.gpus) and machine_of(trained, 0) == machine.name:
             return self.critic_training(model_dir), True
-        launch = self._accelerate_launch("critic", RlTask.CRITIC_INFERENCE, placed, replica, num_processes=1)
+        launch = self._trainer_launch("critic", CRITIC_ENGINE, RlTask.CRITIC_INFERENCE, replica, num_processes=1)
         return self._acquire(launch, model_dir), False
 
     def reward_model(self, replica: int, directory: Path, weights_hash: str) -> RemoteEngine:
@@ -163,45 +165,39 @@ class EnginePool:
             options={},
         )
 
-    def _training_launch(self, role: Role, rl_task: RlTask) -> EngineLaunch:
-        context, job = self._context, self._context.job
+    def _training_launch(self, role: Role, name: str, rl_task: RlTask) -> EngineLaunch:
+        context = self._context
         task = context.plan.tasks[rl_task]
         machines = {gpu.rpartition("/")[0] for gpu in task.gpus}
         if machines != {context.machine.name}:
             raise ContractError(
                 f"plan {context.plan_number} does {rl_task.value} on {', '.join(sorted(machines))}, but engine "
-                f"{job.engines.training.name} trains on one machine, and this is {context.machine.name}; plan training "
-                "onto one machine and run the stage there."
+                f"{name} trains on one machine, and this is {context.machine.name}; plan training onto one machine "
+                "and run the stage there."
             )
         gpus = () if context.machine.gpu == CPU else task.gpus
-        return self._accelerate_launch(role, rl_task, task.replicas[0], 0, num_processes=task.dp, gpus=gpus)
+        return self._trainer_launch(role, name, rl_task, 0, num_processes=task.dp, gpus=gpus)
 
-    def _accelerate_launch(
+    def _trainer_launch(
         self,
         role: Role,
+        name: str,
         rl_task: RlTask,
-        placed: Replica,
         replica: int,
         *,
         num_processes: int,
         gpus: Sequence[str] | None = None,
     ) -> EngineLaunch:
-        job = self._context.job
+        job, task = self._context.job, self._context.plan.tasks[rl_task]
         return self._launch(
             role,
-            job.engines.training.name,
+            name,
             rl_task,
-            placed,
+            task.replicas[replica],
             replica,
             dtype="fp32" if job.planner.training.precision.value == "fp32" else "bf16",
             max_num_seqs=job.planner.generation.max_num_seqs,
-            options={
-                **job.engines.training.options,
-                "precision": job.planner.training.precision.value,
-                "recompute": job.planner.training.recompute.value,
-                "num_processes": num_processes,
-                "seed": job.seed,
-            },
+            options={**trainer_options(job, name, task, num_processes=num_processes)},
             gpus=gpus,
         )
 
@@ -246,8 +242,7 @@ class EnginePool:
                 "machine": machine.name,
                 "gpus": tuple(gpus) if gpus is not None else (() if is_cpu else devices),
                 "replica": replica,
-                # On cpu devices the tensor-parallel degree is the number of threads (docs/adr/0004).
-                "threads": len(devices) if is_cpu else max(1, (os.cpu_count() or 1) // machine.count),
+                "threads": _threads(name, devices) if is_cpu else max(1, (os.cpu_count() or 1) // machine.count),
                 "dtype": dtype,
                 "max_prompt_tokens": lengths.prompt,
                 "max_completion_tokens": lengths.response,
@@ -336,12 +331,17 @@ class _Proof:
         temporary.replace(self._path)
 
 
+def _threads(engine: str, cores: Sequence[str]) -> int:
+    """On cpu devices the tensor-parallel degree is the number of threads (docs/adr/0004), or of processes (0013)."""
+    return 1 if engine in SPLITTING_ENGINES else len(cores)
+
+
 def _check_replica(task: TaskPlan, name: RlTask, replica: int, engine: str, machine: str, *, is_cpu: bool) -> None:
     placed = task.replicas[replica]
     faults = []
     if machine_of(task, replica) != machine:
         faults.append(f"it is placed on {machine_of(task, replica)}, this machine is {machine}")
-    if len(placed.stages) > 1:
+    if len(placed.stages) > 1 and engine not in SPLITTING_ENGINES:
         faults.append(f"it has {len(placed.stages)} pipeline stages, engine {engine} runs one")
     if not is_cpu and engine in _ONE_DEVICE_ENGINES and len(placed.stages[0].gpus) > 1:
         faults.append(f"it has tp = {len(placed.stages[0].gpus)}, engine {engine} uses one GPU per replica")

@@ -74,10 +74,10 @@ def choose_plan(
         "model": f"{model.mode.value}: {model.calibration.name}",
         "drained": [*drained],
     }
+    limits = engine_limits(job)
     if len(usable.machines) == 1:
-        plan = plan_on_machine(cluster, job.planner, usable.machines[0], model)
+        plan = plan_on_machine(cluster, job.planner, usable.machines[0], model, limits)
     else:
-        limits = engine_limits(job)
         is_kept = standing is not None and (standing.cluster, standing.job) == (
             cluster.fingerprint, job.planner.fingerprint,
         ) and not _machines_of(standing) & set(drained)  # fmt: skip

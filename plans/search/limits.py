@@ -6,10 +6,10 @@ device. A limit takes such placements out of the search space, so that a plan is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from plans.plan import Plan
+from plans.plan import Plan, TaskPlan
 from plans.search.layouts import TaskLayout
 from plans.spec.cluster import ClusterView
 from plans.workflow import RlTask
@@ -27,6 +27,17 @@ class TaskLimit:
     """Most tensor shards, on GPU types that are not in `thread_types`; None = any number."""
     thread_types: frozenset[str] = frozenset()
     """GPU types whose tensor-parallel degree is a number of threads, which `most_tp` does not bound."""
+    tp_divides: int | None = None
+    """What tensor-parallel degrees divide (heads of a model); None = nothing."""
+    has_equal_stages: bool = False
+    """Whether all replicas cut the model at the same layers."""
+
+    def allows_tp(self, tp: int, gpu_types: Iterable[str]) -> bool:
+        """Whether a stage may have `tp` shards on GPUs of some types."""
+        if self.tp_divides is not None and self.tp_divides % tp:
+            return False
+        is_bounded = self.most_tp is not None and tp > self.most_tp
+        return not is_bounded or all(name in self.thread_types for name in gpu_types)
 
     def sentence(self) -> str:
         """Return the limit as a clause."""
@@ -35,6 +46,10 @@ class TaskLimit:
             parts.append(f"pp <= {self.most_pp}")
         if self.most_tp is not None:
             parts.append(f"tp <= {self.most_tp}")
+        if self.tp_divides is not None:
+            parts.append(f"tp divides {self.tp_divides}")
+        if self.has_equal_stages:
+            parts.append("has the same layers per stage in every replica")
         return ", ".join(parts)
 
     def allows(self, layout: TaskLayout, machine_of: Callable[[int], int], type_of: Callable[[int], str]) -> bool:
@@ -53,8 +68,12 @@ class TaskLimit:
         starts = range(0, len(machines), layout.tp)
         if any(len(set(machines[start : start + layout.tp])) > 1 for start in starts):
             return False
-        is_bounded = self.most_tp is not None and layout.tp > self.most_tp
-        return not is_bounded or all(type_of(gpu) in self.thread_types for gpu in layout.gpus)
+        return self.allows_tp(layout.tp, (type_of(gpu) for gpu in layout.gpus))
+
+    def allows_stages(self, placed: TaskPlan) -> bool:
+        """Whether an engine can run the layers per stage of a task's replicas."""
+        layers = {tuple(stage.layers for stage in replica.stages) for replica in placed.replicas}
+        return not self.has_equal_stages or len(layers) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +113,9 @@ class Limits:
             gpus = tuple(view.gpu_index[gpu] for r in placed.replicas for stage in r.stages for gpu in stage.gpus)
             limit = self.tasks.get(task)
             layout = layouts[task] = TaskLayout(placed.dp, placed.pp, placed.tp, gpus)
-            if limit is not None and (placed.hetero_tp or not self.allows(task, layout, view)):
+            if limit is not None and (
+                placed.hetero_tp or not limit.allows_stages(placed) or not self.allows(task, layout, view)
+            ):
                 found.append(f"{task.value} {limit.sentence()}")
         if not self.are_together(layouts, view):
             found.append(self._together())

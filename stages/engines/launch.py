@@ -79,6 +79,8 @@ class EngineLaunch(BaseModel):
             "OMP_WAIT_POLICY": "PASSIVE",
             "TOKENIZERS_PARALLELISM": "false",
             "CUDA_VISIBLE_DEVICES": ",".join(self.device_indices()),
+            # Indices are those of nvidia-smi; CUDA's own order is by speed.
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "HF_HUB_OFFLINE": "1" if self.hub_offline else "0",
             "HF_HUB_DISABLE_TELEMETRY": "1",
         }

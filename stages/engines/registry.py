@@ -24,6 +24,7 @@ _FACTORIES: Mapping[Role, Mapping[str, str]] = {
     },
     "training": {
         "accelerate": "stages.engines.accelerate_engine:AccelerateEngine",
+        "megatron": "stages.engines.megatron_engine:MegatronEngine",
     },
     "critic": {
         "accelerate": "stages.engines.accelerate_critic:AccelerateCritic",

@@ -92,8 +92,8 @@ class GenerationEngineSpec(Section):
 class TrainingEngineSpec(Section):
     """The engine that trains."""
 
-    name: Literal["accelerate"] = "accelerate"
-    """Engine by name."""
+    name: Literal["accelerate", "megatron"] = "accelerate"
+    """Engine by name; `megatron` splits the policy by tensors and layers (a critic is trained by accelerate)."""
     options: dict[str, JsonValue] = {}
     """Engine options by the engine's own names."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from plans.spec.job import Algorithm, Mode
+from plans.spec.job import Algorithm, Mode, Precision
 from stages.rl.spec import sampling_faults
 from stages.rl.variants.registry import VARIANTS
 from stages.spec.asynchrony import AsynchronySpec
@@ -29,7 +29,16 @@ def cross_section_faults(job: TrainingJob) -> list[str]:
         *(f"{text}." for text in sampling_faults(
             job.correction, top_p=job.sampling.top_p, top_k=job.sampling.top_k)),
         *_staleness_faults(job),
+        *_engine_faults(job),
     ]  # fmt: skip
+
+
+def _engine_faults(job: TrainingJob) -> Iterator[str]:
+    if job.engines.training.name == "megatron" and job.planner.training.precision is Precision.BF16:
+        yield (
+            "training.precision is bf16, but engine megatron keeps an fp32 copy of the weights; write bf16-mixed or "
+            "fp32, or engines.training.name: accelerate."
+        )
 
 
 def _algorithm_faults(job: TrainingJob) -> Iterator[str]:

@@ -29,6 +29,42 @@ def split_over_ranks(row_indices: Sequence[int], lengths: Sequence[int], num_ran
     return shares
 
 
+def split_by_shares(row_indices: Sequence[int], lengths: Sequence[int], shares: Sequence[int]) -> list[list[int]]:
+    """Deal rows out in proportion to shares, longer rows first to whom they delay least.
+
+    Replicas whose share is larger are the faster ones. Numbers of rows are proportional to the shares, rounded by
+    largest remainder; within them each row, longest first, goes where tokens divided by share stay lowest (longest
+    processing time first on related machines, hetrl.md 10).
+
+    Args:
+        row_indices: Rows of one optimizer step.
+        lengths: Tokens of every row, by row index.
+        shares: Samples of each replica in the plan; all at least 1.
+
+    Returns:
+        Row indices of each replica, longest first. [len(shares)][rows]
+    """
+    room = _proportional(len(row_indices), shares)
+    loads = [0] * len(shares)
+    parts: list[list[int]] = [[] for _ in shares]
+    for row in _longest_first(row_indices, lengths):
+        with_room = (replica for replica in range(len(shares)) if len(parts[replica]) < room[replica])
+        replica = min(with_room, key=lambda place: ((loads[place] + lengths[row]) / shares[place], place))
+        parts[replica].append(row)
+        loads[replica] += lengths[row]
+    return parts
+
+
+def _proportional(total: int, shares: Sequence[int]) -> list[int]:
+    """Whole numbers proportional to shares, summing to `total`; rounded by largest remainder, earlier ones first."""
+    whole = sum(shares)
+    counts = [total * share // whole for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda place: (-(total * shares[place] % whole), place))
+    for place in by_remainder[: total - sum(counts)]:
+        counts[place] += 1
+    return counts
+
+
 def pack_micro_batches(
     row_indices: Sequence[int], lengths: Sequence[int], max_padded_tokens: int, prompts: Sequence[Hashable]
 ) -> list[list[int]]:

@@ -18,6 +18,7 @@ from torch import nn
 from stages.engines.protocol import CriticOutcome, CriticRow, CriticTrainingRequest, OptimizerStepMetrics, ScoredTokens
 from stages.engines.training.batching import pack_micro_batches, split_over_ranks
 from stages.engines.training.learning_rate import learning_rate_at
+from stages.engines.training.non_finite import stop_after_too_many
 from stages.engines.training.parameter_groups import set_hyperparameters
 from stages.engines.training.rank_model import RankModel
 from stages.engines.training.row_tensors import RowTensors, make_row_tensors, pad_values, row_length
@@ -59,7 +60,7 @@ class CriticTrainer(RankModel):
             steps.append(step)
             if step.is_skipped:
                 skipped += [request.rows[row].row_id for row in mini_batch]
-                self.stop_after_too_many(request.max_non_finite_steps, skipped)
+                stop_after_too_many(self.counts, request.max_non_finite_steps, skipped)
         return CriticOutcome(steps=steps, skipped_row_ids=tuple(skipped))
 
     def _optimizer_step(self, request: CriticTrainingRequest, mini_batch: Sequence[int]) -> OptimizerStepMetrics:

@@ -1,9 +1,9 @@
-"""Options of the accelerate engine (`engines.training.options` of a job) and the settings of its ranks."""
+"""Options of training engines (`engines.training.options` of a job) and the settings of their ranks."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from pydantic import Field, ValidationError
@@ -14,15 +14,13 @@ from stages.errors import EngineUnavailableError, SpecFaultsError
 from stages.spec.section import Section
 
 
-class AccelerateOptions(Section):
-    """What the options of a launch may hold."""
+class TrainerOptions(Section):
+    """What the options of a launch may hold, whatever the engine."""
 
     precision: Precision | None = None
     """`training.precision` of the job; absent = fp32 with launch dtype fp32, else bf16-mixed."""
     recompute: Literal["full", "none"] = "none"
     """`training.recompute` of the job: whether activations are recomputed in the backward pass."""
-    num_processes: int | None = Field(default=None, ge=1)
-    """Data-parallel ranks, on this machine; absent = one per GPU, 1 without GPUs."""
     seed: int = Field(default=0, ge=0)
     """Seed of the engine's random numbers."""
     serving_dtype: Literal["fp32", "bf16"] | None = None
@@ -35,17 +33,31 @@ class AccelerateOptions(Section):
     """Longest wait of one rank for another."""
 
 
-def parse_options(launch: EngineLaunch) -> AccelerateOptions:
+class AccelerateOptions(TrainerOptions):
+    """What the options of the accelerate engine's launch may hold."""
+
+    num_processes: int | None = Field(default=None, ge=1)
+    """Data-parallel ranks, on this machine; absent = one per GPU, 1 without GPUs."""
+
+
+_Options = TypeVar("_Options", bound=TrainerOptions)
+
+
+def parse_options(launch: EngineLaunch, kind: type[_Options]) -> _Options:
     """Options of a launch, every fault reported.
+
+    Args:
+        launch: The launch.
+        kind: Class of the engine's options.
 
     Raises:
         SpecFaultsError: An option is unknown or wrong.
     """
     try:
-        return AccelerateOptions.model_validate(launch.options)
+        return kind.model_validate(launch.options)
     except ValidationError as error:
         faults = [f"engines.training.options.{_place(fault['loc'])}: {fault['msg']}" for fault in error.errors()]
-        raise SpecFaultsError("the launch of the accelerate engine", faults) from None
+        raise SpecFaultsError(f"the launch of the {launch.name} engine", faults) from None
 
 
 def num_ranks_of(launch: EngineLaunch, options: AccelerateOptions) -> int:
@@ -63,7 +75,7 @@ def num_ranks_of(launch: EngineLaunch, options: AccelerateOptions) -> int:
     return wanted
 
 
-def settings_of(launch: EngineLaunch, options: AccelerateOptions, model_dir: Path) -> TrainerSettings:
+def settings_of(launch: EngineLaunch, options: TrainerOptions, model_dir: Path) -> TrainerSettings:
     """Settings of every rank.
 
     Raises:

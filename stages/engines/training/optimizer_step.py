@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from stages.engines.protocol import TrainingRequest, TrainingRow
-from stages.engines.training.batching import pack_micro_batches, split_over_ranks
+from stages.engines.training.batching import pack_micro_batches
+from stages.engines.training.rank_group import RankGroup
 from stages.engines.training.ranks import Ranks
 from stages.engines.training.row_tensors import RowTensors, make_row_tensors, pad_values, row_length
 from stages.engines.training.start_logprobs import StartLogprobs
@@ -68,21 +69,28 @@ class StepResult:
 
 
 def make_micro_batches(
-    request: TrainingRequest, mini_batch: Sequence[int], start: StartLogprobs, ranks: Ranks
+    request: TrainingRequest, mini_batch: Sequence[int], mine: Sequence[int], start: StartLogprobs, device: torch.device
 ) -> list[MicroBatch]:
-    """Micro-batches of this rank; at least one, possibly of rows that don't count, so that all ranks synchronise."""
+    """Micro-batches of this rank; at least one, possibly of rows that don't count, so that all ranks synchronise.
+
+    Args:
+        request: What is trained on.
+        mini_batch: Rows of the optimizer step.
+        mine: Those of this rank; may be none.
+        start: Log-probs under the starting weights, as far as they are known.
+        device: Where the tensors go.
+    """
     lengths = [row_length(row) for row in request.rows]
-    mine = split_over_ranks(mini_batch, lengths, ranks.place.num_ranks)[ranks.place.rank]
     if not mine:
         shortest = min(mini_batch, key=lambda row: (lengths[row], row))
-        return [_idle_micro_batch(request, shortest, ranks.device)]
+        return [_idle_micro_batch(request, shortest, device)]
     prompts = [tuple(row.prompt_token_ids) for row in request.rows]
     packs = pack_micro_batches(mine, lengths, request.micro_batch_tokens, prompts)
-    return [_micro_batch(request, pack, start, ranks.device) for pack in packs]
+    return [_micro_batch(request, pack, start, device) for pack in packs]
 
 
-def count_normaliser(micro_batches: Sequence[MicroBatch], ranks: Ranks, max_response_tokens: float) -> Normaliser:
-    """Counts over all micro-batches of all ranks."""
+def count_normaliser(micro_batches: Sequence[MicroBatch], ranks: RankGroup, max_response_tokens: float) -> Normaliser:
+    """Counts over all micro-batches of all ranks that count."""
     tokens = float(sum(int(micro.mask.sum()) for micro in micro_batches))
     sequences = float(sum(int(micro.mask.any(dim=-1).sum()) for micro in micro_batches))
     tokens, sequences = ranks.sum_floats([tokens, sequences])
@@ -104,28 +112,40 @@ def run_backward(
         is_last = place == len(micro_batches) - 1
         # Ranks may have different numbers of micro-batches; each synchronises exactly once, in its last.
         with nullcontext() if is_last else accelerator.no_sync(module):
-            loss = _micro_step(module, micro, request, normaliser, start, sums)
+            logprobs, entropy = module(*micro.tensors.inputs(), True)
+            loss = micro_batch_loss(micro, logprobs, entropy, request, normaliser, start, sums)
             # Data-parallel wrappers take the mean over ranks, the normaliser has counted all ranks already.
             accelerator.backward(loss * ranks.place.num_ranks)
     norm = accelerator.clip_grad_norm_(module.parameters(), request.optimizer.max_grad_norm)
-    return StepResult(sums=sums.over_ranks(ranks), grad_norm=ranks.max_floats([_poisoned(float(norm))])[0])
+    return StepResult(sums=sums.over_ranks(ranks), grad_norm=ranks.max_floats([poisoned(float(norm))])[0])
 
 
-def _poisoned(norm: float) -> float:
-    """The norm, or infinity for NaN, since a maximum over ranks may drop NaN."""
+def poisoned(norm: float) -> float:
+    """Return the norm, or infinity for NaN, since a maximum over ranks may drop NaN."""
     return norm if math.isfinite(norm) else math.inf
 
 
-def _micro_step(
-    module: Any,  # noqa: ANN401 - see run_backward
+def micro_batch_loss(
     micro: MicroBatch,
+    flat_logprobs: Tensor,
+    flat_entropy: Tensor,
     request: TrainingRequest,
     normaliser: Normaliser,
     start: StartLogprobs,
     sums: StepSums,
 ) -> Tensor:
+    """Return a micro-batch's share of the step's loss; adds its measurements to `sums`, its log-probs to `start`.
+
+    Args:
+        micro: The micro-batch.
+        flat_logprobs: [N], log-probs of its completion tokens, row by row.
+        flat_entropy: [N], entropy at the same places.
+        request: What is trained on.
+        normaliser: Counts of the whole step.
+        start: Takes the log-probs if this pass is the one under the starting weights.
+        sums: Takes the measurements.
+    """
     tensors = micro.tensors
-    flat_logprobs, flat_entropy = module(*tensors.inputs(), True)
     logprobs = tensors.to_rows(flat_logprobs)
     if micro.row_indices and micro.start_logprobs is None:
         start.put(micro.row_indices, flat_logprobs.detach())

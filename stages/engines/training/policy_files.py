@@ -49,6 +49,14 @@ def _own_tensors(model: Any) -> dict[str, Tensor]:  # noqa: ANN401 - see above
     return tensors
 
 
+def copy_source_files(source_dir: Path, out_dir: Path) -> None:
+    """Copy what a model directory holds beside config and weights: tokenizer, templates ..."""
+    model_files = {path for pattern in _MODEL_FILES for path in source_dir.glob(pattern)}
+    for path in sorted(source_dir.iterdir()):
+        if path.is_file() and path not in model_files:
+            shutil.copyfile(path, out_dir / path.name)
+
+
 def write_serving_directory(model: Any, source_dir: Path, out_dir: Path, dtype: torch.dtype) -> None:  # noqa: ANN401
     """Write config, weights (tied ones once) and tokenizer into a fresh directory.
 
@@ -60,10 +68,7 @@ def write_serving_directory(model: Any, source_dir: Path, out_dir: Path, dtype: 
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise EngineError(f"serving weights are fp32 or bf16, not {dtype}")
-    model_files = {path for pattern in _MODEL_FILES for path in source_dir.glob(pattern)}
-    for path in sorted(source_dir.iterdir()):
-        if path.is_file() and path not in model_files:
-            shutil.copyfile(path, out_dir / path.name)
+    copy_source_files(source_dir, out_dir)
     state = {name: tensor.detach().to("cpu", dtype) for name, tensor in _own_tensors(model).items()}
     model.save_pretrained(out_dir, state_dict=state, max_shard_size="4GB")
     config_path = out_dir / "config.json"

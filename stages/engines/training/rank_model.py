@@ -5,10 +5,8 @@ All ranks call the same method with the same arguments at the same time.
 
 from __future__ import annotations
 
-import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +16,12 @@ from torch import nn
 
 from stages.engines.training.batching import pack_micro_batches, split_over_ranks
 from stages.engines.training.parameter_groups import make_adamw
-from stages.engines.training.policy_files import read_weights_into, write_serving_directory
+from stages.engines.training.policy_files import (
+    expected_shapes,
+    read_weights_into,
+    tied_names,
+    write_serving_directory,
+)
 from stages.engines.training.ranks import RankPlace, Ranks
 from stages.engines.training.resume_point import (
     TrainerCounts,
@@ -28,8 +31,8 @@ from stages.engines.training.resume_point import (
     write_trainer_files,
 )
 from stages.engines.training.row_tensors import Row, RowTensors, make_row_tensors, row_length
+from stages.engines.training.staged_directories import staged_directories
 from stages.engines.training.start_logprobs import StartLogprobs
-from stages.errors import ContractError, NumericsError
 
 Precision = Literal["fp32", "bf16-mixed", "bf16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -84,6 +87,14 @@ class RankModel(ABC):
         """Rows of the embedding: token ids are below it."""
         return int(self.model.get_input_embeddings().num_embeddings)
 
+    def expected_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that a model directory must hold, tied ones once."""
+        return expected_shapes(self.model)
+
+    def tied_names(self) -> set[str]:
+        """Names under which a directory may hold a second copy of a tied weight."""
+        return tied_names(self.model)
+
     def load_weights(self, directory: str) -> None:
         """Replace the weights and forget optimizer and counts."""
         read_weights_into(self.model, Path(directory))
@@ -110,7 +121,7 @@ class RankModel(ABC):
         serving = _DTYPES[self.settings.serving_dtype]
         is_rounded = serving != self.model.dtype
         final = (Path(policy_dir), Path(trainer_dir))
-        with _staged(final, self.ranks) as (policy, trainer):
+        with staged_directories(final, self.ranks) as (policy, trainer):
             write_random_state(trainer, self.ranks.place.rank)
             if self.ranks.place.rank == 0:
                 write_serving_directory(self.model, Path(self.settings.model_dir), policy, serving)
@@ -144,49 +155,3 @@ class RankModel(ABC):
 
     def _bare_module(self) -> Any:  # noqa: ANN401 - what `load_module` made
         return self.ranks.accelerator.unwrap_model(self.module, keep_fp32_wrapper=True)
-
-    def stop_after_too_many(self, limit: int, skipped: Sequence[str]) -> None:
-        """Give up when too many optimizer steps in a row were skipped.
-
-        Args:
-            limit: Non-finite steps in a row that are too many.
-            skipped: Rows of the skipped steps.
-
-        Raises:
-            NumericsError: There were as many as `limit`.
-        """
-        count = self.counts.non_finite_in_a_row
-        if count < limit:
-            return
-        raise NumericsError(
-            f"loss or gradient was not finite in {count} optimizer steps in a row (allowed: fewer than {limit}), last "
-            f"in step {self.counts.optimizer_step - 1}: look at the rows named in row_ids, lower the learning rate, or "
-            "resume from an earlier policy version",
-            row_ids=list(skipped),
-            optimizer_step=self.counts.optimizer_step - 1,
-            num_steps=count,
-        )
-
-
-@contextmanager
-def _staged(final: tuple[Path, Path], ranks: Ranks) -> Iterator[tuple[Path, Path]]:
-    """Directories beside the final ones, renamed by rank 0 when all ranks have written; removed on failure."""
-    staged = (final[0].with_name(f".{final[0].name}.partial"), final[1].with_name(f".{final[1].name}.partial"))
-    if ranks.place.rank == 0:
-        for path, stage in zip(final, staged, strict=True):
-            if path.exists():
-                raise ContractError(f"{path} exists already: save writes fresh directories only", path=str(path))
-            shutil.rmtree(stage, ignore_errors=True)
-            stage.mkdir(parents=True)
-    ranks.barrier()
-    try:
-        yield staged
-        ranks.barrier()
-        if ranks.place.rank == 0:
-            for path, stage in zip(final, staged, strict=True):
-                stage.rename(path)
-        ranks.barrier()
-    finally:
-        if ranks.place.rank == 0:
-            for stage in staged:
-                shutil.rmtree(stage, ignore_errors=True)

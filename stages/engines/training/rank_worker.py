@@ -12,16 +12,15 @@ import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from stages.engines.training.rank_model import RankModel
 from stages.engines.training.rank_processes import RankCall, RankReport, RankStart
-from stages.engines.training.trainer_kinds import trainer_class
+from stages.engines.training.trainer_kinds import Trainer, trainer_class
 from stages.errors import ContractError, NumericsError
 
 
 def main() -> None:
     """Serve calls until the engine closes the connection or a call fails."""
     connection = Connection(int(sys.argv[1]))
-    trainer: RankModel | None = None
+    trainer: Trainer | None = None
     while True:
         try:
             message: RankStart | RankCall = connection.recv()

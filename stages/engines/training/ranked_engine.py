@@ -1,4 +1,4 @@
-"""A training engine on transformers and accelerate: one process, or several ranks on this machine.
+"""A training engine of one process, or of several ranks on this machine.
 
 The process that makes the engine is rank 0; further ranks are its children. Every method is one call that all ranks run
 together; see `stages.engines.training.rank_processes` for what happens when one of them fails.
@@ -7,6 +7,7 @@ together; see `stages.engines.training.rank_processes` for what happens when one
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,28 +15,42 @@ from typing import Any
 from stages.engines.engine_state import WeightState
 from stages.engines.launch import EngineLaunch
 from stages.engines.protocol import EngineInfo
-from stages.engines.training.engine_options import num_ranks_of, parse_options, settings_of
-from stages.engines.training.policy_files import expected_shapes, tied_names
-from stages.engines.training.rank_model import RankModel
+from stages.engines.training.engine_options import AccelerateOptions, num_ranks_of, parse_options, settings_of
+from stages.engines.training.rank_model import TrainerSettings
 from stages.engines.training.rank_processes import RankCall, RankProcesses
 from stages.engines.training.ranks import RankPlace
-from stages.engines.training.trainer_kinds import TrainerKind, trainer_class
+from stages.engines.training.trainer_kinds import Trainer, TrainerKind, trainer_class
 from stages.engines.weight_files import validate_weights
 from stages.errors import ContractError, EngineError, EngineUnavailableError, NumericsError
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksWanted:
+    """The ranks of an engine."""
+
+    settings: TrainerSettings
+    """What each rank is told."""
+    num_ranks: int
+    """How many there are."""
+    timeout_s: float
+    """Longest wait of one rank for another."""
+
+
 class RankedEngine:
-    """What the engines of this library share: ranks, calls, weights."""
+    """What training engines share: ranks, calls, weights; this one's ranks run accelerate."""
 
     kind: TrainerKind = "policy"
     """Which trainer its ranks run."""
+    name: str = "accelerate"
+    """Registry name."""
+    distribution: str = "accelerate"
+    """Package whose version the engine reports."""
 
     def __init__(self, launch: EngineLaunch, model_dir: Path) -> None:
         """Load the model on every rank.
 
         Args:
-            launch: Threads per rank, GPUs (rank r uses the r-th), longest rows; its options are
-                `stages.engines.training.engine_options.AccelerateOptions`.
+            launch: Threads per rank, GPUs (rank r uses the r-th), longest rows, options of the engine.
             model_dir: Hugging Face directory: config, safetensors, tokenizer.
 
         Raises:
@@ -43,15 +58,14 @@ class RankedEngine:
             EngineError: The model can't be loaded, on some rank.
             EngineUnavailableError: No such device, or a rank died.
         """
-        options = parse_options(launch)
-        num_ranks = num_ranks_of(launch, options)
-        self._settings = settings_of(launch, options, model_dir)
+        wanted = self._ranks_wanted(launch, model_dir)
+        self._settings = wanted.settings
         self._max_sequence_tokens = launch.max_prompt_tokens + launch.max_completion_tokens
-        self.weights = WeightState("accelerate")
+        self.weights = WeightState(self.name)
         self._is_closed = False
         self._children: RankProcesses | None = None
-        if num_ranks > 1:
-            self._children = RankProcesses(self._settings, num_ranks, options.rank_timeout_s, self.kind)
+        if wanted.num_ranks > 1:
+            self._children = RankProcesses(self._settings, wanted.num_ranks, wanted.timeout_s, self.kind)
         try:
             self._trainer = self._start()
         except BaseException:
@@ -60,11 +74,20 @@ class RankedEngine:
                 self._children.kill()
             raise
 
+    def _ranks_wanted(self, launch: EngineLaunch, model_dir: Path) -> RanksWanted:
+        """Read the options of a launch."""
+        options = parse_options(launch, AccelerateOptions)
+        return RanksWanted(
+            settings=settings_of(launch, options, model_dir),
+            num_ranks=num_ranks_of(launch, options),
+            timeout_s=options.rank_timeout_s,
+        )
+
     def info(self) -> EngineInfo:
         """Describe the engine and the weights it holds."""
         return EngineInfo(
-            name="accelerate",
-            version=version("accelerate"),
+            name=self.name,
+            version=version(self.distribution),
             dtype="fp32" if self._settings.precision == "fp32" else "bf16",
             device=self._settings.device,
             logprob_mode="processed",
@@ -90,8 +113,7 @@ class RankedEngine:
             ContractError: `trainer_dir` belongs to another model; the engine can't be used any more.
         """
         self.weights.require_usable()
-        model = self._trainer.model
-        validate_weights(policy_dir, expected_shapes(model), tied_names(model))
+        validate_weights(policy_dir, self._trainer.expected_shapes(), self._trainer.tied_names())
         with self.weights.replacing(policy_version, weights_hash):
             self._call("load_checkpoint", str(policy_dir), None if trainer_dir is None else str(trainer_dir))
 
@@ -121,7 +143,7 @@ class RankedEngine:
         if self._children is not None:
             self._children.close()
 
-    def _start(self) -> RankModel:
+    def _start(self) -> Trainer:
         if self._children is None:
             return trainer_class(self.kind)(self._settings, RankPlace())
         try:

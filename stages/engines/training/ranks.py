@@ -1,21 +1,20 @@
-"""Sums and maxima over ranks, and the accelerate set-up of one rank."""
+"""How the ranks of an engine meet, and the accelerate set-up of one rank."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import psutil
-import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from torch import Tensor
 from torch import distributed as dist
 
+from stages.engines.training.rank_group import RankGroup
 from stages.errors import EngineError
 
 
@@ -33,8 +32,8 @@ class RankPlace:
     """Longest wait for another rank in one collective."""
 
 
-class Ranks:
-    """The ranks of one engine, seen from one of them. With one rank every reduction is the identity."""
+class Ranks(RankGroup):
+    """The data-parallel ranks of one engine on accelerate, seen from one of them."""
 
     def __init__(self, place: RankPlace, *, device: str, mixed_precision: str, store: Any = None) -> None:  # noqa: ANN401
         """Join the process group, if there is one, and set accelerate up.
@@ -55,37 +54,10 @@ class Ranks:
                 "close the other engine first, or use another process"
             )
         if place.num_ranks > 1:
-            _join_process_group(place, device, store)
+            join_process_group(place, device, store)
         with _rank_environment(place):
             self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision=mixed_precision)
-        self.device: torch.device = self.accelerator.device
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum over ranks, elementwise, in place."""
-        if self.place.num_ranks > 1:
-            dist.all_reduce(values, op=dist.ReduceOp.SUM)
-        return values
-
-    def sum_floats(self, values: Sequence[float]) -> list[float]:
-        """Sums over ranks."""
-        return [float(value) for value in self.sum(self._float64(values)).tolist()]
-
-    def sum_mapping(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums over ranks by name; all ranks have the same names."""
-        names = sorted(values)
-        return dict(zip(names, self.sum_floats([values[name] for name in names]), strict=True))
-
-    def max_floats(self, values: Sequence[float]) -> list[float]:
-        """Maxima over ranks."""
-        tensor = self._float64(values)
-        if self.place.num_ranks > 1:
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        return [float(value) for value in tensor.tolist()]
-
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
-        if self.place.num_ranks > 1:
-            self.sum_floats([1.0])
+        super().__init__(place.rank, place.num_ranks, self.accelerator.device)
 
     def close(self) -> None:
         """Leave the process group and forget accelerate's state, so that another engine can be made."""
@@ -94,11 +66,15 @@ class Ranks:
         if self.place.num_ranks > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _float64(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.float64, device=self.device)
 
+def join_process_group(place: RankPlace, device: str, store: Any) -> None:  # noqa: ANN401 - TCPStore is untyped
+    """Make torch's default process group: gloo on CPU, NCCL on CUDA.
 
-def _join_process_group(place: RankPlace, device: str, store: Any) -> None:  # noqa: ANN401 - TCPStore is untyped
+    Args:
+        place: This rank.
+        device: `cpu` or `cuda`.
+        store: The store that rank 0 made; None = connect to its port.
+    """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
     timeout = timedelta(seconds=place.timeout_s)
     if store is None:

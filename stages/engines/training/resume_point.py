@@ -6,12 +6,16 @@ Files of a trainer directory:
 - `optimizer.safetensors`: AdamW's moments and step counts by parameter name (`exp_avg/<name>` ...).
 - `random_rank_<r>.safetensors`: random states of rank r.
 - `weights.safetensors`: weights at training precision, where the policy directory holds rounded ones.
+
+Names and shapes are those of the Hugging Face model, whatever engine and parallel layout wrote the files, so each can
+go on from the others' points. Several pipeline stages write a file each: `optimizer-00001-of-00002.safetensors` ...
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -61,8 +65,17 @@ def write_trainer_files(
     if has_weights:
         weights = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
         save_file(weights, directory / "weights.safetensors")
+    write_trainer_document(
+        directory, counts, model_config_hash=config_hash(model), num_ranks=num_ranks, policy_version=policy_version
+    )
+
+
+def write_trainer_document(
+    directory: Path, counts: TrainerCounts, *, model_config_hash: str, num_ranks: int, policy_version: int
+) -> None:
+    """Write `trainer.json`."""
     document = {
-        "format": FORMAT, "model_config_hash": config_hash(model), "num_ranks": num_ranks,
+        "format": FORMAT, "model_config_hash": model_config_hash, "num_ranks": num_ranks,
         "policy_version": policy_version, **asdict(counts),
     }  # fmt: skip
     (directory / "trainer.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -74,29 +87,66 @@ def read_trainer_files(directory: Path, model: nn.Module, optimizer: torch.optim
     Raises:
         ContractError: Another format, another model, or missing files.
     """
-    document = _read_document(directory / "trainer.json")
-    found, expected = document.get("model_config_hash"), config_hash(model)
-    if found != expected:
-        raise ContractError(
-            f"{directory} was saved from another model (config hash {found}, this model has {expected}): "
-            "resume with the model of the run, or start a fresh run",
-            found=found,
-            expected=expected,
-        )
+    counts = read_trainer_counts(directory, config_hash(model))
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
-    for key, value in _load(directory / "optimizer.safetensors").items():
+    for key, value in _load_all(tensor_files(directory, "optimizer")):
         field, _, name = key.partition("/")
         parameter = parameters[name]
         # Step counts stay where AdamW's fused kernel wants them: beside the parameter, in fp32.
         optimizer.state[parameter][field] = value.to(parameter.device)
-    if (directory / "weights.safetensors").exists():
-        with torch.no_grad():
-            for name, value in _load(directory / "weights.safetensors").items():
-                parameters[name].copy_(value)
+    with torch.no_grad():
+        for name, value in _load_all(tensor_files(directory, "weights", may_be_absent=True)):
+            parameters[name].copy_(value)
+    return counts
+
+
+def read_trainer_counts(directory: Path, model_config_hash: str) -> TrainerCounts:
+    """Return the counts of a resume point.
+
+    Args:
+        directory: Trainer directory.
+        model_config_hash: `config_hash` of the model that is to go on.
+
+    Raises:
+        ContractError: Another format, another model, or no `trainer.json`.
+    """
+    document = _read_document(directory / "trainer.json")
+    found = document.get("model_config_hash")
+    if found != model_config_hash:
+        raise ContractError(
+            f"{directory} was saved from another model (config hash {found}, this model has {model_config_hash}): "
+            "resume with the model of the run, or start a fresh run",
+            found=found,
+            expected=model_config_hash,
+        )
     return TrainerCounts(
         optimizer_step=int(document["optimizer_step"]), non_finite_in_a_row=int(document["non_finite_in_a_row"])
     )
+
+
+def tensor_file_name(stem: str, place: int, num_files: int) -> str:
+    """Return the name of one of several files that hold a set of tensors; `place` counts from 0."""
+    suffix = "" if num_files == 1 else f"-{place + 1:05d}-of-{num_files:05d}"
+    return f"{stem}{suffix}.safetensors"
+
+
+def tensor_files(directory: Path, stem: str, *, may_be_absent: bool = False) -> list[Path]:
+    """Return the files of `optimizer` or `weights`.
+
+    Raises:
+        ContractError: Some are missing, or all unless they may be.
+    """
+    found = sorted(path.name for path in directory.glob(f"{stem}*.safetensors"))
+    num_files = len(found) if found != [] else (0 if may_be_absent else 1)
+    if found and "-of-" in found[0]:
+        num_files = int(found[0].removesuffix(".safetensors").rpartition("-")[2])
+    names = [tensor_file_name(stem, place, num_files) for place in range(num_files)]
+    missing = sorted(set(names) - set(found))
+    if missing:
+        path = directory / missing[0]
+        raise ContractError(f"the resume point lacks {path}: fetch the trainer directory again", path=str(path))
+    return [directory / name for name in names]
 
 
 def write_random_state(directory: Path, rank: int) -> None:
@@ -123,11 +173,9 @@ def _random_path(directory: Path, rank: int) -> Path:
     return directory / f"random_rank_{rank}.safetensors"
 
 
-def _load(path: Path) -> dict[str, Tensor]:
-    if not path.exists():
-        raise ContractError(f"the resume point lacks {path}: fetch the trainer directory again", path=str(path))
-    tensors: dict[str, Tensor] = load_file(path)
-    return tensors
+def _load_all(paths: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
+    for path in paths:
+        yield from load_file(path).items()
 
 
 def _read_document(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from stages.engines.training.ranks import Ranks
+from stages.engines.training.rank_group import RankGroup
 from stages.engines.training.row_tensors import Row, RowTensors
 
 
@@ -40,7 +40,7 @@ class StartLogprobs:
             self._unshared[self._offsets[row] : self._offsets[row + 1]] = flat_logprobs[offset : offset + size]
             offset += size
 
-    def share(self, row_indices: Sequence[int], ranks: Ranks) -> None:
+    def share(self, row_indices: Sequence[int], ranks: RankGroup) -> None:
         """Give all ranks the log-probs that each of them put; `row_indices` are the rows of all ranks together."""
         # Each row was put by one rank and is 0 elsewhere, so the sum is exact.
         self._values += ranks.sum(self._unshared)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from stages.engines.training.ranks import Ranks
+from stages.engines.training.rank_group import RankGroup
 from stages.rl.importance import ImportanceStats
 from stages.rl.masks import masked_sum
 
@@ -64,7 +64,7 @@ class StepSums:
         if gap.numel():
             self.max_abs_gap = max(self.max_abs_gap, float(gap.abs().max()))
 
-    def over_ranks(self, ranks: Ranks) -> StepSums:
+    def over_ranks(self, ranks: RankGroup) -> StepSums:
         """Return the same of all ranks together; every rank calls it."""
         plain = {name: getattr(self, name) for name in _PLAIN_SUMS}
         ratios = {f"importance.{name}": getattr(self.importance, name) for name in _RATIO_SUMS}

@@ -10,14 +10,15 @@ from plans.spec.load import load_cluster
 from plans.workflow import RlTask, TaskKind
 from stages.contract import StageName
 from stages.engine_limits import engine_limits
+from stages.errors import SpecFaultsError
 from stages.measured_rates import calibration_of
 from stages.plan import queues_of
 from stages.planning import EVALUATIONS, choose_plan
 from stages.single_machine_plan import plan_on_machine
-from stages.spec.job import TrainingJob, load_training_job
+from stages.spec.job import TrainingJob, load_training_job, training_job_from_document
 
 
-def job(shape: str = "qwen3-0.6b", mode: str = "sync", staleness: int = 0) -> TrainingJob:
+def job(shape: str = "qwen3-0.6b", mode: str = "sync", staleness: int = 0, engine: str = "accelerate") -> TrainingJob:
     return load_training_job(
         f"""
 format: motley.job/1
@@ -32,6 +33,7 @@ source: {{type: hf, path: some/model}}
 data: {{source: "arithmetic:addition"}}
 rewards: {{terms: [{{name: math}}]}}
 grpo: {{kl: {{weight: 0.01}}}}
+engines: {{training: {{name: {engine}}}}}
 """,
         "job",
     )
@@ -111,6 +113,53 @@ def test_plan_of_several_machines_is_searched_within_the_limits_of_the_engines()
     queues = queues_of(plan, cluster)  # generation shares no device with training, and each machine has one
     assert sorted(queues["generate"] + queues["train"]) == ["q-strong", "q-weak"]
     assert (queues["prepare"], queues["evaluate"]) == (queues["train"], queues["generate"])
+
+
+def test_megatron_trains_on_as_many_cpu_processes_as_divide_the_heads() -> None:
+    """qwen3-0.6b has 16 heads, 8 key-value heads and 3072 feed-forward units: of 6 cores a stage takes 4."""
+    plan = choose_plan(single_machine("cpu", 6), job(engine="megatron"), profiles={}, seed=0)
+
+    assert (plan.tasks[RlTask.ACTOR_TRAINING].dp, plan.tasks[RlTask.ACTOR_TRAINING].tp) == (1, 4)
+    assert plan.tasks[RlTask.ACTOR_GENERATION].tp == 6
+
+
+def test_megatron_splits_on_gpus_what_does_not_fit_one() -> None:
+    document = """
+format: motley.cluster/1
+name: c
+gpu_types: {small: {memory_gb: 80, tflops: 100, hbm_gb_s: 900, usd_per_hour: 1}}
+machines: [{name: m, region: r, gpu: small, count: 4, intra_gb_s: 50}]
+"""
+    cluster = load_cluster(document, "c")
+
+    with pytest.raises(MemoryInfeasibleError, match="actor_training needs"):
+        choose_plan(cluster, job("qwen3-8b"), profiles={}, seed=0)
+    assert (
+        choose_plan(cluster, job("qwen3-8b", engine="megatron"), profiles={}, seed=0).tasks[RlTask.ACTOR_TRAINING].tp
+        == 2
+    )
+
+
+def test_searched_plan_of_megatron_has_degrees_that_divide_the_heads() -> None:
+    links = Links(same_zone=LinkRate(latency_ms=0, bandwidth_gbps=10))
+    machines = tuple(
+        Machine(name=name, region="r", gpu="A100-80", count=3, queue=f"q-{name}", intra_gb_s=300) for name in "ab"
+    )
+    cluster, chosen = Cluster(name="c", machines=machines, links=links), job(engine="megatron")
+
+    plan = choose_plan(cluster, chosen, profiles={}, seed=3)
+
+    limits = engine_limits(chosen)
+    assert "actor_training stays on one machine, tp divides 8" in limits.sentence()
+    assert limits.faults(plan, cluster.view) == []
+
+
+def test_precision_that_megatron_lacks_is_refused_with_the_job() -> None:
+    document = job(engine="megatron").to_document()
+    document["training"]["precision"] = "bf16"
+
+    with pytest.raises(SpecFaultsError, match=r"training\.precision is bf16, but engine megatron keeps"):
+        training_job_from_document(document, "job")
 
 
 def test_queues_with_work_follow_from_the_plan() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from plans.cost import CostModel
 from plans.errors import NoIncumbentError
-from plans.plan import check_plan
+from plans.plan import PipelineStage, Replica, TaskPlan, check_plan
 from plans.search.budget import Budget
 from plans.search.layouts import TaskLayout
 from plans.search.limits import NO_LIMITS, Limits, TaskLimit
@@ -116,3 +116,42 @@ def test_thread_types_are_free_of_the_bound_on_tensor_shards():
     assert limit.allows(layout, lambda _gpu: 0, lambda _gpu: "cpu")
     assert not limit.allows(layout, lambda _gpu: 0, lambda _gpu: "H100")
     assert not limit.allows(layout, lambda gpu: gpu, lambda _gpu: "cpu")  # a stage over two machines
+
+
+def test_degree_that_does_not_divide_the_heads_is_no_plan_and_is_named():
+    cluster, job = small_cluster(), small_job()
+    limits = Limits({RlTask.ACTOR_TRAINING: TaskLimit(is_on_one_machine=True, tp_divides=2, has_equal_stages=True)})
+
+    plan = make_plan(cluster, job, budget=Budget(evaluations=150), seed=3, limits=limits).plan
+
+    assert plan.tasks[RlTask.ACTOR_TRAINING].tp in (1, 2)
+    limit = limits.tasks[RlTask.ACTOR_TRAINING]
+    assert [tp for tp in range(1, 9) if limit.allows_tp(tp, ("A100-80",))] == [1, 2]
+    assert limits.sentence() == (
+        "actor_training stays on one machine, tp divides 2, has the same layers per stage in every replica"
+    )
+
+
+def test_replicas_that_cut_the_model_elsewhere_are_refused_where_gradients_are_summed():
+    cluster, job = small_cluster(), small_job()
+    task = RlTask.ACTOR_TRAINING
+    plan = make_plan(cluster, job, budget=Budget(evaluations=20), seed=3, limits=limits_of(job)).plan
+    gpus = [f"m0/{index}" for index in range(4)]
+
+    def placed(*layers):
+        replicas = tuple(
+            Replica(
+                samples=1,
+                stages=tuple(
+                    PipelineStage(layers=count, gpus=(gpus[2 * replica + stage],)) for stage, count in enumerate(counts)
+                ),
+            )
+            for replica, counts in enumerate(layers)
+        )
+        return plan.model_copy(update={"tasks": {**plan.tasks, task: TaskPlan(dp=2, pp=2, tp=1, replicas=replicas)}})
+
+    limits = Limits({task: TaskLimit(has_equal_stages=True)})
+    assert limits.faults(placed((20, 16), (20, 16)), cluster.view) == []
+    assert limits.faults(placed((20, 16), (16, 20)), cluster.view) == [
+        "actor_training keeps each stage on one machine, has the same layers per stage in every replica"
+    ]

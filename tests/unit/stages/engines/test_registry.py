@@ -11,7 +11,7 @@ from stages.errors import EngineError
 def test_each_role_knows_its_engines() -> None:
     assert engine_names("generation") == ("transformers", "vllm")
     assert engine_names("scoring") == ("transformers",)
-    assert engine_names("training") == ("accelerate",)
+    assert engine_names("training") == ("accelerate", "megatron")
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.engines.training.batching import pack_micro_batches, split_over_ranks
+from stages.engines.training.batching import pack_micro_batches, split_by_shares, split_over_ranks
 
 LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=60)
 
@@ -46,3 +46,27 @@ def test_pack_micro_batches_keeps_the_rows_of_a_prompt_together(lengths, group):
     assert len(packs) == 1
     order = [prompts[row] for row in packs[0]]
     assert sum(left != right for left, right in pairwise(order)) == len(set(prompts)) - 1
+
+
+SHARES = st.lists(st.integers(1, 20), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, shares=SHARES)
+def test_split_by_shares_gives_every_row_once_and_counts_in_proportion(lengths, shares):
+    parts = split_by_shares(range(len(lengths)), lengths, shares)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    for part, share in zip(parts, shares, strict=True):
+        assert abs(len(part) - len(lengths) * share / sum(shares)) < 1
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, shares=SHARES, data=st.data())
+def test_split_by_shares_ignores_the_order_of_rows(lengths, shares, data):
+    order = data.draw(st.permutations(range(len(lengths))))
+    assert split_by_shares(order, lengths, shares) == split_by_shares(range(len(lengths)), lengths, shares)
+
+
+def test_split_by_shares_gives_longer_rows_to_the_larger_share():
+    # Shares 2 and 1: two rows of three. 90 fits better behind share 2 (45 against 90), then 60 (75 against 60), 30.
+    assert split_by_shares([0, 1, 2], [30, 90, 60], [2, 1]) == [[1, 0], [2]]

@@ -1,7 +1,8 @@
-"""The training engine as stages meet it: a process of its own, reached through the manager and the wire."""
+"""A training engine as stages meet it: a process of its own, reached through the manager and the wire."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +27,22 @@ def model_dir(tmp_path_factory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"), scale=1.0)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("accelerate", {"num_processes": 1}),
+        ("accelerate", {"num_processes": 2}),
+        ("megatron", {"stage_layers": [1, 1]}),
+    ],
+    ids=["accelerate, one rank", "accelerate, two ranks", "megatron, two stages"],
+)
 def engine(request, model_dir, tmp_path_factory):
+    name, options = request.param
+    if name == "megatron" and importlib.util.find_spec("megatron") is None:
+        pytest.skip("needs the extra megatron")
     manager = EngineManager(tmp_path_factory.mktemp("state"))
-    remote = manager.acquire(training_launch(num_processes=request.param), model_dir, timeout_s=240)
+    launch = training_launch(**options).model_copy(update={"name": name})
+    remote = manager.acquire(launch, model_dir, timeout_s=1200)
     yield remote
     remote.close()
     assert manager.stop_all() == 1
@@ -37,7 +50,7 @@ def engine(request, model_dir, tmp_path_factory):
 
 def test_training_engine_trains_saves_and_passes_the_canary_of_a_generation_engine(engine, model_dir, tmp_path):
     engine.load_checkpoint(model_dir, None, 0, "hash-0")
-    assert (engine.info().name, engine.info().policy_version) == ("accelerate", 0)
+    assert (engine.info().name, engine.info().policy_version) == (engine.record.launch.name, 0)
     rows = training_rows(6)
     outcome = engine.train(training_request(rows))
     assert [step.optimizer_step for step in outcome.steps] == [0, 1]

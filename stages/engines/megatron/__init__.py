@@ -1,0 +1,1 @@
+"""The policy's trainer on megatron-core: tensor, pipeline and data parallel; see docs/architecture.md."""
