@@ -151,4 +151,5 @@ def test_inside_airflow_the_pages_take_its_theme(chromium: Any, url: str) -> Non
     frame.locator("html[data-theme=dark]").wait_for()
     opened.evaluate("document.documentElement.className = 'light'")
     frame.locator("html[data-theme=light]").wait_for()
+    assert frame.locator("html[data-theme=dark]").count() == 0
     opened.close()
