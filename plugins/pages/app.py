@@ -108,8 +108,10 @@ def _add_error_pages(app: FastAPI, pages: Pages) -> None:
         return shown(request, PageError(f"The address can't be read ({said}).", HTTPStatus.BAD_REQUEST))
 
     def below(request: Request, error: Exception) -> Response:
-        is_ours = isinstance(error, StorageError | PlanningError | StageError)
-        return shown(request, page_error(error) if is_ours else error)  # type: ignore[arg-type]
+        found = page_error(error) if isinstance(error, StorageError | PlanningError | StageError) else error
+        if not isinstance(found, PageError):
+            raise found
+        return shown(request, found)
 
     app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(RoutingException, refused)

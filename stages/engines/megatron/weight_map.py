@@ -20,6 +20,9 @@ from torch import Tensor
 from stages.engines.megatron.layout import MegatronLayout
 from stages.engines.megatron.model_config import ModelConfig
 
+Joint = Literal["alone", "stacked", "qkv"]
+"""How the tensors of a parameter lie in it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedParameter:
@@ -31,7 +34,7 @@ class MappedParameter:
     """Hugging Face names of the tensors in it."""
     dim: int | None = None
     """Dimension along which shards cut the tensors; None = every shard has them whole."""
-    joint: Literal["alone", "stacked", "qkv"] = "alone"
+    joint: Joint = "alone"
     """How the tensors lie in the parameter."""
     is_copy: bool = False
     """Whether another stage has the tensor too and writes it (tied head of the last stage)."""
@@ -61,9 +64,9 @@ def stage_parameters(config: ModelConfig, layout: MegatronLayout, stage: int) ->
 def _layer(config: ModelConfig, place: int, layer: int) -> Iterator[MappedParameter]:
     ours, theirs = f"decoder.layers.{place}", f"model.layers.{layer}"
 
-    def mapped(name: str, *sources: str, **kinds: object) -> MappedParameter:
+    def mapped(name: str, *sources: str, dim: int | None = None, joint: Joint = "alone") -> MappedParameter:
         full = tuple(f"{theirs}.{source}.weight" for source in sources)
-        return MappedParameter(name=f"{ours}.{name}.weight", sources=full, **kinds)  # type: ignore[arg-type]
+        return MappedParameter(name=f"{ours}.{name}.weight", sources=full, dim=dim, joint=joint)
 
     yield mapped("input_layernorm", "input_layernorm")
     projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
