@@ -6,6 +6,7 @@ A fork is a run of its own, with its own data: it starts with copies of the vers
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -24,10 +25,10 @@ from cli.run_control import RunArgument
 from cli.run_lookup import FoundRun, find_run
 from cli.run_register import check_served, register, wait_for_dag
 from stages.home import dag_id_of
-from stages.runs import ResolvedRun, create_run, entry_of, load_run
+from stages.run_entry import run_name_fault
+from stages.runs import ResolvedRun, create_run, demand_entry, load_run
 from stages.spec.job import TrainingJob, training_job_from_document
 from storage.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from storage.layout import check_name
 from storage.policies import head_version, publish_policy, resolve_policy
 from storage.policy_fetch import fetch_policy
 from storage.store import Store, open_store
@@ -62,7 +63,7 @@ def fork(
     if place.run_entry_file(name).exists():
         raise InputError(f"There is a run {name!r} in {place.path} already; give another --name.")
     forked = forked_run(found, version, name, settings or [], iterations)
-    entry = entry_of(forked)
+    entry = demand_entry(forked)
     deployment = bring_up(place, port=None, environment=os.environ, report=output.progress)
     check_served(deployment, entry)
     create_run(forked)
@@ -83,8 +84,7 @@ def forked_run(
     """Return the new run.
 
     Raises:
-        InputError: no such version, or settings that a fork can't change.
-        InvalidNameError: a bad name.
+        InputError: no such version, a bad name, or settings that a fork can't change.
         SpecFaultsError: the changed job has faults.
     """
     parent = load_run(found.store.url, found.name)
@@ -93,7 +93,8 @@ def forked_run(
         raise InputError(
             f"Run {found.name} has no policy version {version} (its newest is {head}); fork from an earlier one."
         )
-    check_name(name, "run name")
+    if (fault := run_name_fault(name)) is not None:
+        raise InputError(fault)
     if parent.job.ppo is not None:
         raise InputError(
             f"Run {found.name} is a PPO run; a fork does not copy critics yet, so start a new run with `motley run`, "
@@ -179,9 +180,20 @@ def _change(document: dict[str, Any], setting: str) -> None:
             f"--set {setting} names no field of the job; write SECTION.FIELD=VALUE with a field that the job has, e.g. "
             "optimizer.learning_rate=1e-5."
         )
-    value = yaml.safe_load(text)
-    # YAML 1.1 reads 1e-5 (without a point) as text.
-    place[field] = float(text) if isinstance(value, str) and isinstance(place[field], float) else value
+    place[field] = _value(setting, text, is_number=isinstance(place[field], float))
+
+
+def _value(setting: str, text: str, *, is_number: bool) -> Any:  # noqa: ANN401 - any type of a job document
+    """Return the value of a setting; what it may be is checked with the whole job."""
+    try:
+        value = yaml.safe_load(text)
+        # YAML 1.1 reads 1e-5 (without a point) as text.
+        value = float(text) if isinstance(value, str) and is_number else value
+        json.dumps(value, allow_nan=False)
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        what = " ".join(str(error).split())
+        raise InputError(f"--set {setting}: {text!r} is no value of a job file ({what}); write one.") from error
+    return value
 
 
 def _check_change(before: TrainingJob, after: TrainingJob, run: str) -> None:

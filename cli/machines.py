@@ -13,13 +13,14 @@ from cli.documents import ClusterOption, PlanOption, read_cluster, read_plan
 from cli.errors import InputError
 from cli.follow import run_iteration
 from cli.output import Output
-from cli.run_control import LiveRun, RunArgument, live_run, rewritten, stop_run
+from cli.run_control import LiveRun, RunArgument, changed, live_run, rewritten, stop_run
 from cli.run_register import check_served, register, wait_for_dag
 from plans.plan import check_plan
 from plans.spec.cluster import Cluster
 from stages.engine_limits import engine_limits
 from stages.plan_history import committed_plans, with_adoption
 from stages.run_entry import RunEntry
+from stages.runs import demand_entry
 from storage.layout import iteration_plan
 from storage.runs import write_plan
 from storage.store import open_store
@@ -91,13 +92,7 @@ def add_machines(run: RunArgument, cluster: ClusterOption, home: HomeOption = No
         roots = {m.region: before.roots.get(m.region) or wider.storage.get(m.region, default) for m in wider.machines}
         at = next_iteration(live)
         fields = {"cluster": wider, "roots": roots, "reprofile_at": at}
-        preview = RunEntry.model_validate(
-            live.entry.model_dump() | {
-                "machines": [{"name": m.name, "queue": m.queue_name, "region": m.region} for m in wider.machines],
-                "roots": roots,
-            }
-        )  # fmt: skip
-        check_served(live.deployment, preview, cluster)
+        check_served(live.deployment, demand_entry(changed(before, **fields)), cluster)
         entry = rewritten(before, **fields)
         register(entry, live.home)
         wait_for_dag(live.api, entry)

@@ -23,7 +23,7 @@ from cli.run_outcome import outcome_of, outcome_text
 from cli.run_register import check_served, default_name, preflight, register, wait_for_dag
 from stages.home import dag_id_of
 from stages.prompts import prompt_cache
-from stages.runs import ResolvedRun, create_run, entry_of, resolve_run
+from stages.runs import ResolvedRun, create_run, demand_free_name, entry_of, resolve_run
 
 app = typer.Typer()
 
@@ -44,10 +44,11 @@ def run(
 ) -> None:
     """Run iterations of a job through Airflow (started if it is down), follow them, print the outcome."""
     output, place = Output(is_json=json), home_of(home)
+    now = datetime.now().astimezone()
     resolved = resolve_run(
         read_text(job),
         read_text(cluster),
-        name or job.stem,
+        default_name(job.stem, now) if name is None else name,
         iterations,
         seed,
         str(place.store_dir),
@@ -57,7 +58,7 @@ def run(
         cluster_folder=cluster.absolute().parent,
     )
     if name is None:
-        resolved = _renamed(resolved, default_name(resolved.job.name, datetime.now().astimezone()))
+        resolved = _renamed(resolved, default_name(resolved.job.name, now))
     entry = entry_of(resolved)
     if place.run_entry_file(entry.run).exists():
         raise InputError(
@@ -68,7 +69,9 @@ def run(
     output.progress("checking model, data and rewards")
     record = read_record(place.deployment_file)
     python = engines_python(os.environ, record.engines_python if record else None)
-    preflight(python, job, cluster, prompt_cache(place.state_dir(entry.machines[0].name), entry.run), output.progress)
+    cache = prompt_cache(place.state_dir(entry.machines[0].name), entry.run)
+    preflight(python, job, cluster, cache, output.progress, root=place.store_dir)
+    demand_free_name(resolved)
     deployment = bring_up(place, port=port, environment=os.environ, report=output.progress)
     check_served(deployment, entry, cluster)
     create_run(resolved)

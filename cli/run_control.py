@@ -28,7 +28,7 @@ from cli.run_register import register, wait_for_dag
 from stages.home import MotleyHome, dag_id_of
 from stages.launch import StageAttempt, all_attempts
 from stages.run_entry import RunEntry
-from stages.runs import ResolvedRun, create_run, entry_of, load_run
+from stages.runs import ResolvedRun, create_run, demand_entry, load_run
 from storage.policies import head_version
 
 app = typer.Typer()
@@ -261,8 +261,17 @@ def extended(entry: RunEntry, iterations: int) -> RunEntry:
 
 
 def rewritten(run: ResolvedRun, **changes: Any) -> RunEntry:  # noqa: ANN401 - fields of ResolvedRun
-    """Bring the record of a run up to date and return its entry."""
-    fields = {name: getattr(run, name) for name in ResolvedRun.__slots__}
-    resolved = ResolvedRun(**{**fields, **changes})
+    """Bring the record of a run up to date and return its entry.
+
+    Raises:
+        SpecFaultsError: names or numbers that Airflow's side can't take; nothing was written then.
+    """
+    resolved = changed(run, **changes)
+    entry = demand_entry(resolved)
     create_run(resolved, is_resumed=True)
-    return entry_of(resolved)
+    return entry
+
+
+def changed(run: ResolvedRun, **changes: Any) -> ResolvedRun:  # noqa: ANN401 - fields of ResolvedRun
+    """Return a run with other fields."""
+    return ResolvedRun(**{**{name: getattr(run, name) for name in ResolvedRun.__slots__}, **changes})

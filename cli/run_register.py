@@ -49,7 +49,9 @@ def register(entry: RunEntry, home: MotleyHome) -> None:
     temporary.replace(file)
 
 
-def preflight(engines_python: str, job: Path, cluster: Path, cache: Path, report: Callable[[str], None]) -> None:
+def preflight(
+    engines_python: str, job: Path, cluster: Path, cache: Path, report: Callable[[str], None], *, root: Path
+) -> None:
     """Check model, data, rewards and machines where the engines run, before anything is started.
 
     Args:
@@ -58,6 +60,7 @@ def preflight(engines_python: str, job: Path, cluster: Path, cache: Path, report
         cluster: Cluster file.
         cache: Folder in which the encoded prompts stay for the run's first stage.
         report: Told what was found.
+        root: Store of regions for which neither file names one; its disk must have room.
 
     Raises:
         InputError: something of the files can't be used; the message has all faults.
@@ -74,6 +77,8 @@ def preflight(engines_python: str, job: Path, cluster: Path, cache: Path, report
         str(cluster.absolute()),
         "--cache",
         str(cache),
+        "--root",
+        str(root),
     ]
     try:
         # Not in the user's folder: a module that is found there only would be missing in the stages.
@@ -87,7 +92,11 @@ def preflight(engines_python: str, job: Path, cluster: Path, cache: Path, report
             report(line)
         return
     text = done.stderr.strip() or done.stdout.strip() or f"the preflight check ended with exit code {done.returncode}"
-    raise (InputError if done.returncode == InputError.exit_code else CommandError)(text)
+    if done.returncode == InputError.exit_code:
+        from stages.check import CHECK_HEADLINE  # with the planner behind it
+
+        raise InputError(text[max(0, text.rfind(CHECK_HEADLINE)) :])  # without what libraries wrote before it
+    raise CommandError(text)
 
 
 def check_served(deployment: DeploymentRecord, entry: RunEntry, cluster: Path | None = None) -> None:

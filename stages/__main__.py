@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.stage == "check":
         from stages.check import check_command
 
-        return check_command(options.job, options.cluster, options.cache, is_json=options.json)
+        return check_command(options.job, options.cluster, options.cache, is_json=options.json, root=options.root)
     if options.request is None:
         sys.stderr.write(f"stage {options.stage} needs --request FILE with a motley.stage-request/1 document.\n")
         return 2
@@ -198,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--job", type=Path, help="job file (check)")
     parser.add_argument("--cluster", type=Path, help="cluster file (check)")
     parser.add_argument("--cache", type=Path, help="folder in which the encoded prompts stay for the run (check)")
+    parser.add_argument("--root", help="store of regions for which neither file names one (check)")
     parser.add_argument("--json", action="store_true", help="print one JSON document (check)")
     return parser
 

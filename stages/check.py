@@ -1,4 +1,4 @@
-"""The preflight check: `python -m stages check --job FILE --cluster FILE [--cache FOLDER] [--json]`.
+"""The preflight check: `python -m stages check --job FILE --cluster FILE [--cache FOLDER] [--root URL] [--json]`.
 
 Everything that can be known before anything starts: files, rewards, libraries, model source, dataset, prompt lengths,
 gold answers, plan, store, disk space. All faults are reported together.
@@ -33,6 +33,9 @@ from storage.errors import StorageError
 from storage.store import open_store
 
 CHECK_FORMAT: Final = "motley.check/1"
+CHECK_HEADLINE: Final = "The job can't be started: "
+"""Start of the faults on standard error; libraries may have written before it."""
+
 _DEADLINE_S: Final = 840.0
 _LIBRARIES: Final = {
     "transformers": ("torch", "transformers", "tokenizers"),
@@ -67,22 +70,31 @@ class Findings:
         return json.dumps(document, indent=1, ensure_ascii=False)
 
 
-def check_command(job: Path | None, cluster: Path | None, cache: Path | None, *, is_json: bool) -> int:
+def check_command(
+    job: Path | None, cluster: Path | None, cache: Path | None, *, is_json: bool, root: str | None = None
+) -> int:
     """Check two files, print what was found, return the exit code: 0 usable, 2 not."""
-    findings = check_files(job, cluster, cache)
+    findings = check_files(job, cluster, cache, root)
     if is_json:
         sys.stdout.write(findings.to_json() + "\n")
     else:
         for name, value in findings.facts.items():
             sys.stdout.write(f"{name}: {_dataset_text(value) if name == 'dataset' else value}\n")
     if findings.faults:
-        sys.stderr.write(f"The job can't be started: {len(findings.faults)} fault(s).\n")
+        sys.stderr.write(f"{CHECK_HEADLINE}{len(findings.faults)} fault(s).\n")
         sys.stderr.writelines(f"  - {fault}\n" for fault in findings.faults)
     return 2 if findings.faults else 0
 
 
-def check_files(job: Path | None, cluster: Path | None, cache: Path | None = None) -> Findings:
-    """Return every fault of two files and of what they name; the encoded prompts stay in the cache, if one is given."""
+def check_files(job: Path | None, cluster: Path | None, cache: Path | None = None, root: str | None = None) -> Findings:
+    """Return every fault of two files and of what they name.
+
+    Args:
+        job: Job file.
+        cluster: Cluster file.
+        cache: Folder in which the encoded prompts stay; None keeps none.
+        root: Store of regions for which neither file names one; None leaves them unchecked.
+    """
     findings = Findings()
     texts = [_read(findings, "job", job), _read(findings, "cluster", cluster)]
     if job is None or cluster is None or texts[0] is None or texts[1] is None:
@@ -94,7 +106,7 @@ def check_files(job: Path | None, cluster: Path | None, cache: Path | None = Non
             "check",
             None,
             None,
-            "",
+            root or "",
             job_source=str(job),
             cluster_source=str(cluster),
             job_folder=job.absolute().parent,
@@ -216,10 +228,10 @@ def _check_disk(findings: Findings, run: ResolvedRun) -> None:
     needed = policies * actor * _POLICY_BYTES_PER_PARAMETER + points * (
         (actor + critic) * _RESUME_POINT_BYTES_PER_PARAMETER + critic * _POLICY_BYTES_PER_PARAMETER
     )
-    for root in dict.fromkeys(run.roots.values()):
+    for root in dict.fromkeys(root for root in run.roots.values() if root):
         if "://" in root and not root.startswith("file://"):
             continue
-        folder = Path(root.removeprefix("file://") or ".").absolute()
+        folder = Path(root.removeprefix("file://")).absolute()
         while not folder.exists():
             folder = folder.parent
         free = shutil.disk_usage(folder).free
@@ -251,7 +263,7 @@ def _dataset_text(facts: Mapping[str, Any]) -> str:
         f"{facts['num_train']} prompts to train on, {facts['num_held_out']} held out, at most "
         f"{facts['longest_prompt_tokens']} tokens; left out: {facts['num_dropped_duplicates']} duplicates, "
         f"{facts['num_dropped_too_long']} too long, {facts['num_dropped_unparsable_gold']} with a gold answer that "
-        "can't be judged"
+        "can't be judged or given"
     )
     mixture = facts.get("mixture")
     return text if mixture is None else f"{text}\nmixture: {mixture_text(mixture)}"

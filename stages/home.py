@@ -41,6 +41,9 @@ EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 STEP = timedelta(minutes=1)
 """Distance of the logical dates of two iterations; all of them lie in the past, so every iteration is due at once."""
 
+MAX_ITERATIONS = 10_000_000
+"""Most iterations of a run: their logical dates reach into 2019, so all of them are due at once."""
+
 DAG_PREFIX = "motley__"
 """Prefix of the DAG ids of training runs."""
 

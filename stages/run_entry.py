@@ -7,15 +7,20 @@ exist, so that parsing a DAG needs one small local file and no object store.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from stages.errors import ContractError
+from stages.home import MAX_ITERATIONS
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 """Run, machine, queue and region names become parts of DAG ids, task ids and object keys."""
+
+_NAME_RULE = "names have 1 to 100 of A-Z a-z 0-9 . _ - and start with a letter or digit"
 
 
 class _Document(BaseModel):
@@ -43,7 +48,7 @@ class RunEntry(_Document):
     """Object-store root (fsspec URL) by region."""
     machines: tuple[MachineEntry, ...] = Field(min_length=1)
     """Machines in cluster order; the first does what is done once per iteration (plan, commit, evaluate, report)."""
-    iterations: int = Field(ge=1)
+    iterations: int = Field(ge=1, le=MAX_ITERATIONS)
     """Iterations of the run; raising it extends the run."""
     algorithm: Literal["grpo", "ppo"] = "grpo"
     """PPO has a task row for each of its six tasks."""
@@ -135,6 +140,26 @@ class RunEntry(_Document):
         return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
 
 
+def run_name_fault(name: str) -> str | None:
+    """Return why a run can't have a name, as a sentence; None where it can."""
+    if re.fullmatch(NAME_PATTERN.strip("^$"), name):
+        return None
+    return f"run name is {name!r}, but {_NAME_RULE}; choose another one."
+
+
+def entry_faults(error: ValidationError) -> list[str]:
+    """Return what keeps a run from having an entry, one sentence each."""
+    return [_entry_fault(fault) for fault in error.errors(include_url=False)]
+
+
+def _entry_fault(fault: ErrorDetails) -> str:
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
+    if fault["type"] == "string_pattern_mismatch":
+        return f"{where} is {fault['input']!r}, but {_NAME_RULE}; choose another one."
+    rule = fault["msg"].removeprefix("Value error, ")
+    return f"{where} is {fault['input']!r}, but {rule[:1].lower() + rule[1:]}; correct it." if where else f"{rule}."
+
+
 def read_run_entry(file: Path) -> RunEntry:
     """Return the entry that a file holds.
 
@@ -142,7 +167,7 @@ def read_run_entry(file: Path) -> RunEntry:
         ContractError: missing or unreadable file, or a document that is no run entry; names file and fields.
     """
     try:
-        return RunEntry.model_validate_json(file.read_text(encoding="utf-8"))
+        return RunEntry.model_validate_json(file.read_bytes())
     except OSError as error:
         raise ContractError(
             f"run entry {file} can't be read: {error.strerror}; register the run again with `motley run`"

@@ -13,19 +13,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from plans.errors import SpecError
 from plans.spec.cluster import Cluster
 from plans.spec.load import cluster_from_document, load_cluster
 from stages.errors import ContractError, SpecFaultsError
-from stages.run_entry import MachineEntry, RunEntry
+from stages.home import MAX_ITERATIONS
+from stages.run_entry import RunEntry, entry_faults, run_name_fault
 from stages.spec.job import TrainingJob, load_training_job, training_job_from_document
 from stages.spec.paths import absolute_roots, with_absolute_paths
 from storage import layout, runs
 from storage.documents import model_bytes
 from storage.errors import ObjectMissingError, StorageError
-from storage.layout import check_name
 from storage.store import Store, open_store
 
 _RECORDED_PACKAGES: Final = (
@@ -123,7 +123,31 @@ def resolve_run(
     job = TrainingJob(**{**{field: getattr(job, field) for field in TrainingJob.model_fields}, **changes})
     job = with_absolute_paths(job, (job_folder or Path()).absolute())
     stores = absolute_roots(cluster.storage, (cluster_folder or Path()).absolute())
-    return ResolvedRun(name=name, job=job, cluster=cluster, roots=_roots(job, cluster, stores, default_root))
+    resolved = ResolvedRun(name=name, job=job, cluster=cluster, roots=_roots(job, cluster, stores, default_root))
+    demand_entry(resolved)
+    return resolved
+
+
+def demand_entry(run: ResolvedRun) -> RunEntry:
+    """Return the entry of a run.
+
+    Raises:
+        SpecFaultsError: names or numbers that Airflow's side can't take, all of them.
+    """
+    try:
+        return entry_of(run)
+    except ValidationError as error:
+        raise SpecFaultsError(f"run {run.name!r}", entry_faults(error)) from error
+
+
+def demand_free_name(resolved: ResolvedRun) -> None:
+    """Refuse a run whose name is taken in one of its roots.
+
+    Raises:
+        RunNotEmptyError: something of that name lies there.
+    """
+    for root in dict.fromkeys([resolved.home_root, *resolved.roots.values()]):
+        runs.refuse_taken_name(open_store(root), resolved.name)
 
 
 def create_run(resolved: ResolvedRun, *, is_resumed: bool = False) -> runs.RunRecord:
@@ -204,35 +228,34 @@ def load_run(root: str, run: str) -> ResolvedRun:
 def entry_of(resolved: ResolvedRun) -> RunEntry:
     """Return what the Airflow side needs to know of a run."""
     job = resolved.job
-    return RunEntry(
-        run=resolved.name,
-        roots=dict(resolved.roots),
-        machines=tuple(
-            MachineEntry(name=machine.name, queue=machine.queue_name, region=machine.region)
-            for machine in resolved.cluster.machines
-        ),
-        iterations=resolved.iterations,
-        algorithm=job.planner.algorithm.value,
-        first_iteration=resolved.first_iteration,
-        drained=resolved.drained,
-        reprofile_at=resolved.reprofile_at,
-        max_staleness=job.max_staleness,
-        generate_ahead=job.asynchrony.generate_ahead,
-        evaluate_every=job.evaluation.every,
-        profile_every=job.profile.every,
-        gate_deadline_s=job.limits.gate_deadline_s,
-        stage_deadline_s=job.limits.stage_deadline_s,
+    # Validated as one document, so that faults of all machines are found together and with their places.
+    return RunEntry.model_validate(
+        {
+            "run": resolved.name,
+            "roots": dict(resolved.roots),
+            "machines": [
+                {"name": machine.name, "queue": machine.queue_name, "region": machine.region}
+                for machine in resolved.cluster.machines
+            ],
+            "iterations": resolved.iterations,
+            "algorithm": job.planner.algorithm.value,
+            "first_iteration": resolved.first_iteration,
+            "drained": resolved.drained,
+            "reprofile_at": resolved.reprofile_at,
+            "max_staleness": job.max_staleness,
+            "generate_ahead": job.asynchrony.generate_ahead,
+            "evaluate_every": job.evaluation.every,
+            "profile_every": job.profile.every,
+            "gate_deadline_s": job.limits.gate_deadline_s,
+            "stage_deadline_s": job.limits.stage_deadline_s,
+        }
     )
 
 
 def _argument_faults(name: str, iterations: int | None, seed: int | None) -> list[str]:
-    faults = []
-    try:
-        check_name(name, "run name")
-    except ValueError as error:
-        faults.append(f"{error}.")
-    if iterations is not None and iterations < 1:
-        faults.append(f"iterations is {iterations}, but a run has at least 1; write a larger number.")
+    faults = [fault] if (fault := run_name_fault(name)) is not None else []
+    if iterations is not None and not 1 <= iterations <= MAX_ITERATIONS:
+        faults.append(f"iterations is {iterations}, but a run has 1 to {MAX_ITERATIONS}; write another number.")
     if seed is not None and not 0 <= seed < 2**63:
         faults.append(f"seed is {seed}, but it is a number from 0 to 2**63 - 1; write another one.")
     return faults

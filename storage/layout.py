@@ -117,7 +117,8 @@ def check_name(name: str, what: str = "name") -> str:
     if not isinstance(name, str) or not _NAME.match(name):
         message = (
             f"{what} {name!r} cannot be part of an object key: 1 to 127 of A-Z a-z 0-9 . _ ~ - are allowed, "
-            "starting with a letter, digit or underscore; pass it through storage.layout.escape_name"
+            "starting with a letter, digit or underscore; choose another one (code that takes names from elsewhere: "
+            "storage.layout.escape_name)"
         )
         raise InvalidNameError(message)
     return name

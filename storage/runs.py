@@ -108,14 +108,29 @@ def create_run(store: Store, record: RunRecord) -> RunRecord:
     """
     key = layout.run_record(record.run)
     encoded = model_bytes(record, key)
-    found = next(iter(store.list(layout.run_folder(record.run))), None)
-    if found is not None or not store.create(key, encoded):
-        message = (
-            f"{store.url}/{layout.run_folder(record.run)} is not empty (it holds {found.key if found else key}): "
-            f"choose another run name, or continue it with `motley resume {record.run}`"
-        )
-        raise RunNotEmptyError(message, key=key)
+    refuse_taken_name(store, record.run)
+    if not store.create(key, encoded):
+        raise _not_empty(store, record.run, key)
     return record
+
+
+def refuse_taken_name(store: Store, run: str) -> None:
+    """Refuse a name under which anything lies.
+
+    Raises:
+        RunNotEmptyError: Something does.
+    """
+    found = next(iter(store.list(layout.run_folder(run))), None)
+    if found is not None:
+        raise _not_empty(store, run, found.key)
+
+
+def _not_empty(store: Store, run: str, found: str) -> RunNotEmptyError:
+    message = (
+        f"{store.url}/{layout.run_folder(run)} is not empty (it holds {found}): choose another run name, or continue "
+        f"it with `motley resume {run}` (`motley resume {store.url}/{run}` if `motley runs` does not list it)"
+    )
+    return RunNotEmptyError(message, key=layout.run_record(run))
 
 
 def load_run(store: Store, run: str) -> RunRecord:

@@ -21,6 +21,7 @@ from plans.spec.cluster_rules import cluster_faults
 from plans.spec.document import parse_document, show
 from plans.spec.job import EXECUTION_SECTIONS, Job, job_faults
 from plans.spec.model import SpecModel
+from plans.spec.suggest import remedy_for_unknown
 
 ModelT = TypeVar("ModelT", bound=SpecModel)
 Location = tuple[int | str, ...]
@@ -145,19 +146,33 @@ def _validate(model: type[ModelT], document: Mapping[str, object]) -> tuple[Mode
     try:
         return model.model_validate_json(json.dumps(document), strict=True), []
     except ValidationError as error:
-        return None, _merge_union_faults([_fault_of(detail) for detail in error.errors(include_url=False)])
+        details = _without_echoes(error.errors(include_url=False))
+        return None, _merge_union_faults([_fault_of(detail, model) for detail in details])
 
 
-def _fault_of(detail: ErrorDetails) -> Fault:
+def _without_echoes(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Drop what pydantic says of a list's length because entries of it are at fault."""
+    places = [detail["loc"] for detail in details]
+    return [
+        detail
+        for detail in details
+        if detail["type"] != "too_short"
+        or not any(len(place) > len(detail["loc"]) and place[: len(detail["loc"])] == detail["loc"] for place in places)
+    ]
+
+
+def _fault_of(detail: ErrorDetails, model: type[SpecModel]) -> Fault:
     kind = _KINDS.get(detail["type"], FaultKind.WRONG_TYPE)
     location = _clean(detail["loc"])
     found = "missing" if kind is FaultKind.MISSING else show(detail["input"])
     rule = detail["msg"][:1].lower() + detail["msg"][1:]
     rule = rule.removeprefix("value error, ").replace("input should", "it should")
     rule = rule.replace("field required", "it is required")
+    remedy = _REMEDIES[kind]
     if kind is FaultKind.UNKNOWN_FIELD:
         rule, found = "this format has no such field", "given"
-    return Fault(field=_path(location), found=found, rule=rule, remedy=_REMEDIES[kind], kind=kind)
+        remedy = remedy_for_unknown(model, detail["loc"], EXECUTION_SECTIONS if model is Job else ())
+    return Fault(field=_path(location), found=found, rule=rule, remedy=remedy, kind=kind)
 
 
 def _merge_union_faults(faults: list[Fault]) -> list[Fault]:

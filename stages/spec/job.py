@@ -18,8 +18,11 @@ from plans.spec.document import parse_document
 from plans.spec.job import EXECUTION_SECTIONS, Job, ModelSpec
 from plans.spec.load import job_from_document
 from plans.spec.model import fingerprint
+from plans.spec.suggest import remedy_for_unknown
 from stages.data.spec import DataSpec, TemplateSpec
 from stages.errors import SpecFaultsError
+from stages.home import MAX_ITERATIONS
+from stages.rewards.registry import reward_faults
 from stages.rewards.spec import RewardsSpec
 from stages.rl.correction_spec import CorrectionSpec
 from stages.rl.spec import GrpoSpec, KlSpec, PpoSpec
@@ -46,7 +49,7 @@ _OPERATIONAL = frozenset({"evaluation", "limits", "metrics", "profile", "replan"
 class ExecutionSections(Section):
     """The sections of a job document that only execution reads."""
 
-    iterations: int = Field(default=10, ge=1)
+    iterations: int = Field(default=10, ge=1, le=MAX_ITERATIONS)
     """Iterations of the run: policy versions 1 to `iterations` are trained."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of initialisation, sampling and training; every random number follows from it and from identities."""
@@ -205,6 +208,8 @@ def training_job_from_document(document: Mapping[str, object], source_name: str)
         if "grpo" in document:
             faults.append("grpo is given beside ppo, whose section has all options; move them to ppo, remove grpo.")
         sections = sections.model_copy(update={"grpo": sections.ppo.policy()})
+    if sections is not None:
+        faults.extend(f"{fault}." for fault in reward_faults(sections.rewards, allow_python_callables=True))
     planner, planner_faults = _read_planner(document, sections, source_name)
     faults = [*planner_faults, *faults]
     if sections is not None and planner is not None:
@@ -262,7 +267,8 @@ def _sentence(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return f"{where} is missing, but it is required; add the field."
     if error["type"] == "extra_forbidden":
-        return f"{where} is given, but this format has no such field; remove or correct the field's name."
+        remedy = remedy_for_unknown(ExecutionSections, error["loc"])
+        return f"{where} is given, but this format has no such field; {remedy}."
     rule = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{where}: {rule}."

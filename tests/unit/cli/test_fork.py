@@ -53,6 +53,10 @@ def test_fork_has_the_version_its_resume_point_and_the_reference_policy(parent: 
         (3, ["data.seed=5"], None, "A fork of run r can't change data"),
         (3, ["optimizer.speed=5"], None, "--set optimizer.speed=5 names no field of the job"),
         (3, ["optimizer"], None, "--set optimizer names no field of the job"),
+        (3, ["optimizer.learning_rate=fast"], None, "'fast' is no value of a job file"),
+        (3, ["optimizer.learning_rate=.nan"], None, "'.nan' is no value of a job file"),
+        (3, ["optimizer.betas=[0.9"], None, r"'\[0.9' is no value of a job file"),
+        (3, ["optimizer.schedule=2026-01-01"], None, "'2026-01-01' is no value of a job file"),
         (3, [], 3, r"makes iterations 3 and later, but it has 3 in all; give --iterations 4 or more"),
     ],
 )
@@ -61,3 +65,9 @@ def test_fork_that_can_not_be_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         forked_run(parent, version, "branch", settings, iterations)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "_x", "a~b", "x" * 101])
+def test_fork_with_a_name_that_no_run_can_have_is_refused(parent: FoundRun, name: str) -> None:
+    with pytest.raises(InputError, match="but names have 1 to 100"):
+        forked_run(parent, 3, name, [], None)

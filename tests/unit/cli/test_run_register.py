@@ -10,6 +10,7 @@ from cli.deployment_api import AirflowApi
 from cli.errors import CommandError, DeploymentError, InputError
 from cli.run_outcome import outcome_text
 from cli.run_register import default_name, entry_from_store, entry_of, preflight, register, wait_for_dag
+from stages.check import CHECK_HEADLINE
 from stages.home import MotleyHome
 from stages.run_entry import MachineEntry, RunEntry, read_run_entry
 from stages.runs import create_run, resolve_run
@@ -70,16 +71,23 @@ def test_registered_entry_is_what_the_dag_factory_reads(tmp_path: Path) -> None:
 def test_preflight_passes_on_what_it_found(tmp_path: Path) -> None:
     lines: list[str] = []
     python = executable(tmp_path / "python", 'echo "args: $*"')
-    preflight(python, Path("/j.yaml"), Path("/c.yaml"), Path("/cache"), lines.append)
-    assert lines == ["args: -m stages check --job /j.yaml --cluster /c.yaml --cache /cache"]
+    preflight(python, Path("/j.yaml"), Path("/c.yaml"), Path("/cache"), lines.append, root=Path("/root"))
+    assert lines == ["args: -m stages check --job /j.yaml --cluster /c.yaml --cache /cache --root /root"]
 
 
 @pytest.mark.parametrize(("code", "kind"), [(2, InputError), (1, CommandError)])
 def test_preflight_faults_keep_their_words_and_exit_code(tmp_path: Path, code: int, kind: type[CommandError]) -> None:
     python = executable(tmp_path / "python", f"echo 'The job has 1 fault.' >&2; exit {code}")
     with pytest.raises(kind, match=r"The job has 1 fault\.") as caught:
-        preflight(python, Path("j"), Path("c"), Path("cache"), lambda _: None)
+        preflight(python, Path("j"), Path("c"), Path("cache"), lambda _: None, root=Path("root"))
     assert caught.value.exit_code == code
+
+
+def test_preflight_faults_come_without_what_libraries_wrote_before_them(tmp_path: Path) -> None:
+    python = executable(tmp_path / "python", f"echo 'Warning: x' >&2; echo \"{CHECK_HEADLINE}1 fault(s).\" >&2; exit 2")
+    with pytest.raises(InputError) as caught:
+        preflight(python, Path("j"), Path("c"), Path("cache"), lambda _: None, root=Path("root"))
+    assert str(caught.value) == f"{CHECK_HEADLINE}1 fault(s)."
 
 
 def test_preflight_does_not_see_modules_of_the_working_directory(
@@ -88,7 +96,8 @@ def test_preflight_does_not_see_modules_of_the_working_directory(
     """A reward function found in the user's folder would pass the check and be missing in the stages."""
     lines: list[str] = []
     monkeypatch.chdir(tmp_path)
-    preflight(executable(tmp_path / "python", "pwd"), Path("/j"), Path("/c"), Path("/cache"), lines.append)
+    python = executable(tmp_path / "python", "pwd")
+    preflight(python, Path("/j"), Path("/c"), Path("/cache"), lines.append, root=Path("/root"))
     assert lines == ["/"]
 
 

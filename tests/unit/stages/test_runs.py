@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from stages.errors import ContractError, SpecFaultsError
-from stages.runs import ResolvedRun, create_run, load_run, resolve_run
+from stages.home import MAX_ITERATIONS, logical_date_of
+from stages.runs import ResolvedRun, create_run, demand_entry, load_run, resolve_run
 from storage.errors import RunNotEmptyError
 from storage.layout import run_record
 from storage.runs import load_run as load_record
@@ -34,6 +36,67 @@ def test_resolve_reports_faults_of_both_files_and_arguments(tmp_path: Path) -> N
     assert [fault.split(" ")[0] for fault in faults] == [
         "job", "cluster", "cluster", "run", "iterations", "seed",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "/abs",
+        "-x",
+        "_x",
+        "a b",
+        " a",
+        "a~b",
+        "a\n",
+        "a\0b",
+        "é",
+        "x" * 101,
+        "a:b",
+        "a\\b",
+    ],
+)
+def test_name_that_is_no_part_of_dag_ids_and_keys_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SpecFaultsError) as caught:
+        resolve_run(JOB, CLUSTER, name, None, None, str(tmp_path))
+    assert caught.value.faults == [
+        f"run name is {name!r}, but names have 1 to 100 of A-Z a-z 0-9 . _ - and start with a letter or digit; "
+        "choose another one."
+    ]
+
+
+@pytest.mark.parametrize("name", ["a", "7", "a.json", "A-b_c.d", "x" * 100])
+def test_name_that_is_accepted_has_an_entry(tmp_path: Path, name: str) -> None:
+    assert demand_entry(resolve_run(JOB, CLUSTER, name, None, None, str(tmp_path))).run == name
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("name: local", f"name: {'m' * 101}", "machines[0].name is 'mmm"),
+        ("name: local", "name: local, queue: 'a b'", "machines[0].queue is 'a b', but names have 1 to 100"),
+        ("region: local", f"region: {'r' * 101}", "machines[0].region is 'rrr"),
+    ],
+)
+def test_names_of_machines_that_the_airflow_side_can_not_take_are_refused(
+    tmp_path: Path, old: str, new: str, fault: str
+) -> None:
+    assert old in CLUSTER
+    with pytest.raises(SpecFaultsError) as caught:
+        resolve_run(JOB, CLUSTER.replace(old, new), "r", None, None, str(tmp_path))
+    assert any(fault in found for found in caught.value.faults), caught.value.faults
+
+
+def test_every_iteration_that_is_accepted_has_a_logical_date_that_is_past() -> None:
+    assert logical_date_of(MAX_ITERATIONS) < datetime.now(UTC)
+    with pytest.raises(SpecFaultsError, match="iterations is 10000001, but a run has 1 to 10000000"):
+        resolve_run(JOB, CLUSTER, "r", MAX_ITERATIONS + 1, None, "/tmp")
+    with pytest.raises(SpecFaultsError, match="iterations is 10000001"):
+        resolve_run(JOB.replace("iterations: 40", "iterations: 10000001"), CLUSTER, "r", None, None, "/tmp")
 
 
 def test_created_run_is_loaded_equal(tmp_path: Path) -> None:

@@ -97,6 +97,35 @@ def test_unknown_gpu_is_an_error_with_a_near_name() -> None:
         load_cluster(CLUSTER.replace("gpu: L4,", "gpu: L4S,"), "c.yaml")
 
 
+@pytest.mark.parametrize(
+    ("load", "text", "field", "remedy"),
+    [
+        (load_cluster, CLUSTER.replace("gpu: L4,", "gpuu: L4,"), "machines[1].gpuu", "write 'gpu'"),
+        (load_cluster, CLUSTER.replace("latency_ms: 10", "latncy_ms: 10"), "links.regions[0].latncy_ms",
+         "write 'latency_ms'"),
+        (load_cluster, CLUSTER.replace("tflops: 312", "tflop: 312"), "gpu_types.A100-40.tflop", "write 'tflops'"),
+        (load_job, JOB + "optimiser: {}\n", "optimiser", "write 'optimizer'"),
+        (load_job, JOB + "batches: 3\n", "batches", "write 'batch'"),
+        (load_job, JOB.replace("precision: bf16-mixed", "precison: fp32"), "training.precison", "write 'precision'"),
+        (load_job, JOB.replace("actor: {shape", "actor: {shap"), "models.actor.shap", "write 'shape'"),
+        (load_job, JOB.replace("lengths: {", "lengths: {zz: 1, "), "lengths.zz",
+         "correct the field's name (allowed here: prompt, prompt_mean, response, response_mean, response_std)"),
+        (load_job, JOB + "zzzz: 1\n", "zzzz", "remove or correct the field's name."),
+    ],
+)  # fmt: skip
+def test_an_unknown_field_comes_with_the_nearest_name_that_is_allowed_there(load, text, field, remedy) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(text, "file.yaml")
+    fault = next(fault for fault in caught.value.faults if fault.field == field)
+    assert remedy in fault.sentence()
+
+
+def test_faulty_entries_of_a_list_are_not_reported_as_a_list_that_is_too_short() -> None:
+    text = "format: motley.cluster/1\nname: c\nmachines:\n - {name: a, region: r, gpu: A100, count: 0}\n"
+    assert faults_of(text) == [("machines[0].count", FaultKind.OUT_OF_RANGE)]
+    assert faults_of("format: motley.cluster/1\nname: c\nmachines: []\n") == [("machines", FaultKind.OUT_OF_RANGE)]
+
+
 def test_all_faults_of_a_cluster_are_reported_together() -> None:
     text = (
         CLUSTER.replace("gpu: L4, count: 2", "gpu: L4, count: -1, cout: 3")

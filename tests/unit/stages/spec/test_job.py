@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,37 @@ def test_value_that_json_does_not_have_hides_no_other_fault() -> None:
             "optimizer.learning_rate is nan, but numbers are finite; write a finite number.",
             "batch.prompts is inf, but numbers are finite; write a finite number.",
             "seed is -1, but input should be greater than or equal to 0; write an allowed value.",
-            "evaluation.evry is given, but this format has no such field; remove or correct the field's name.",
+            "evaluation.evry is given, but this format has no such field; write 'every', or remove the field.",
         ]
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("sampling: {temperature", "sampling: {temprature", "sampling.temprature is given, .* write 'temperature'"),
+        ("type: init", "type: init\n  tokeniser: characters", "source.tokeniser is given, .* write 'tokenizer'"),
+        ("warm_up: {target_score", "warm_up: {target", "source.warm_up.target is given, .* write 'target_score'"),
+        (
+            "- name: exact_answer",
+            "- name: exact_answer\n      wieght: 2",
+            r"terms\[0\].wieght is given, .* write 'weight'",
+        ),
+        ("seed: 0", "seed: 0\noptimiser: {}", "optimiser is given, .* write 'optimizer'"),
+    ],
+)
+def test_an_unknown_field_comes_with_the_nearest_name_that_is_allowed_there(old: str, new: str, fault: str) -> None:
+    faults = faults_of(addition((old, new)))
+    assert any(re.search(fault, found) for found in faults), faults
+
+
+def test_an_unknown_reward_and_its_options_are_reported_with_all_other_faults() -> None:
+    terms = "- name: exact_answr\n    - name: format\n      label: form\n      options: {pattern: '('}"
+    faults = faults_of(addition(("- name: exact_answer", terms), ("seed: 0", "seed: -1")))
+    assert faults[0].startswith("seed is -1")
+    assert faults[1].startswith("rewards.terms.0.name is 'exact_answr'; known rewards: exact_answer, format")
+    assert faults[2].startswith("rewards.terms.1.options.pattern: ")
+    assert len(faults) == 3
 
 
 def test_faults_of_both_parts_and_across_sections_are_reported_together() -> None:
