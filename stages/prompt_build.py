@@ -25,6 +25,7 @@ from stages.data.template import EncodedPrompt, PromptEncoder, tokenizer_hash
 from stages.data.validation import ValidatedDataset, validate_dataset
 from stages.failures import record_failure
 from stages.prompts import FACTS_NAME, FAILURE_NAME, HELD_OUT_NAME, SPEC_NAME, TRAIN_NAME
+from stages.rewards.reachable_gold import unreachable_gold
 from stages.rewards.spec import RewardsSpec
 from stages.source_tokenizer import load_source_tokenizer
 from stages.spec.source import Source
@@ -55,6 +56,9 @@ def build(folder: Path, model_dir: Path | None, checked: Path | None = None) -> 
     rewards = RewardsSpec.model_validate(spec["rewards"])
     with open_pool(rewards) as pool:
         gold_faults = pool.gold_faults(rows)
+    unjudged = {fault.prompt_id for fault in gold_faults}
+    judged = [row for row in rows if row.prompt_id not in unjudged]
+    gold_faults += unreachable_gold(judged, rewards, encoder.shortest, spec["max_response_tokens"])
     valid = validate_dataset(
         loaded,
         data,

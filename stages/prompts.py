@@ -226,6 +226,7 @@ def build_spec(job: TrainingJob, model_dir: Path | None) -> dict[str, Any]:
         "template": job.template.model_dump(mode="json"),
         "rewards": job.rewards.model_dump(mode="json"),
         "max_over_length_fraction": job.limits.max_over_length_fraction,
+        "max_response_tokens": job.planner.lengths.response,
         "num_prompts": job.prompts_per_iteration,
         "files": [_file_state(path) for path in (job.data.source, job.data.held_out_source) if path is not None],
         "tokenizer": {path.name: sha256_of_file(path)[1] for path in present if path.is_file()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,8 +34,9 @@ def file_rows(spec: DataSpec, location: str) -> Iterator[RawRow]:
         yield from rows_of_records(read(location), spec, location)
     except FileNotFoundError as error:
         raise DataError(f"data.source {location!r} doesn't exist; give a path or URL readable here") from error
-    except OSError as error:
-        raise DataError(f"data.source {location!r} can't be read: {error}") from error
+    # Besides errors of the system: a protocol that fsspec doesn't know, or whose package is missing.
+    except (OSError, ImportError, ValueError) as error:
+        raise DataError(f"data.source {location!r} can't be read: {error}; give a path or URL readable here") from error
 
 
 def rows_of_records(records: Iterable[Mapping[str, Any]], spec: DataSpec, where: str) -> Iterator[RawRow]:
@@ -64,17 +66,28 @@ def rows_of_records(records: Iterable[Mapping[str, Any]], spec: DataSpec, where:
 def _json_lines(location: str) -> Iterator[Mapping[str, Any]]:
     import fsspec
 
-    with fsspec.open(location, "rt", encoding="utf-8") as lines:
+    with fsspec.open(location, "rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
+            text = _utf8(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, location, number)
+            if not text.strip():
                 continue
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
+                record = json.loads(text)
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"data.source {location!r} line {number} is no JSON: {error}") from error
             if not isinstance(record, dict):
                 raise DataError(f"data.source {location!r} line {number} is a {type(record).__name__}, not an object")
             yield record
+
+
+def _utf8(line: bytes, location: str, number: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"data.source {location!r} line {number} is no UTF-8 text (byte {error.start} of the line); save the file "
+            "as UTF-8"
+        ) from error
 
 
 def _parquet_records(location: str) -> Iterator[Mapping[str, Any]]:
@@ -86,7 +99,7 @@ def _parquet_records(location: str) -> Iterator[Mapping[str, Any]]:
         try:
             for batch in pq.ParquetFile(file).iter_batches():
                 yield from batch.to_pylist()
-        except pa.ArrowInvalid as error:
+        except pa.ArrowException as error:
             raise DataError(f"data.source {location!r} is no Parquet file: {error}") from error
 
 
@@ -100,6 +113,9 @@ def _record_fault(record: Mapping[str, Any], spec: DataSpec) -> str | None:
         return f"column {columns.prompt!r} is empty"
     if not _is_prompt(record[columns.prompt]):
         return f"column {columns.prompt!r} is neither text nor a list of {{role, content}} messages"
+    if not _is_unicode(record):
+        broken = [name for name, value in record.items() if not _is_unicode({name: value})]
+        return f"column(s) {broken} hold half a character (a lone surrogate)"
     for name in (columns.prompt_id, columns.environment):
         if name is not None and (record[name] is None or isinstance(record[name], dict | list | float)):
             return f"column {name!r} holds {record[name]!r}, not a name"
@@ -117,6 +133,15 @@ def _is_prompt(value: object) -> bool:
             for message in value
         )
     )
+
+
+def _is_unicode(record: Mapping[str, Any]) -> bool:
+    """Whether a record can be written as UTF-8: JSON may name half of a character, which no tokenizer takes."""
+    try:
+        json.dumps(record, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _row_of(record: Mapping[str, Any], spec: DataSpec) -> RawRow:

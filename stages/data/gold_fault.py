@@ -1,4 +1,4 @@
-"""A row that the rewards can't judge."""
+"""A row that the rewards can't judge, or on which no completion can be right."""
 
 from __future__ import annotations
 

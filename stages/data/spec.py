@@ -78,7 +78,9 @@ class DataSpec(BaseModel):
     or `keep` them, each under an id of its own, copies always on the same side of the split."""
 
     unparsable_gold: Literal["refuse", "drop"] = "refuse"
-    """What happens to rows whose gold answer the verifier can't parse: refuse the dataset, or drop and count them."""
+    """What happens to rows whose gold answer the verifier can't parse, or that no completion can give (with
+    `exact_answer`: longer than `lengths.response`, or of text that the tokenizer doesn't know): refuse the dataset, or
+    drop and count them."""
 
     @model_validator(mode="after")
     def _one_way_to_hold_out(self) -> Self:

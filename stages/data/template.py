@@ -98,6 +98,12 @@ class PromptEncoder:
         """Text and ids of all rows, in their order."""
         return [self.encode(row) for row in rows]
 
+    def shortest(self, texts: Sequence[str]) -> int | None:
+        """Tokens of the shortest of some texts; None if the tokenizer knows none of them wholly."""
+        encoded = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        known = [len(ids) for ids in encoded if self._unknown is None or self._unknown not in ids]
+        return min(known, default=None)
+
     @property
     def _chat_template(self) -> str | None:
         return self._spec.chat_template or self._tokenizer.chat_template

@@ -27,7 +27,7 @@ class ValidatedDataset:
     """Rows left out for their length."""
 
     num_dropped_unparsable_gold: int
-    """Rows left out since no verifier can judge them."""
+    """Rows left out since no verifier can judge them, or no completion can be right."""
 
 
 def validate_dataset(
@@ -46,7 +46,8 @@ def validate_dataset(
         dataset: Both parts.
         spec: What to do with rows that don't fit.
         encoded: Prompts of all rows of both parts, in any order.
-        gold_faults: Rows that the verifiers can't judge (`VerifierPool.gold_faults`).
+        gold_faults: Rows that the verifiers can't judge (`VerifierPool.gold_faults`), or on which no completion can be
+            right (`stages.rewards.reachable_gold`).
         max_prompt_tokens: Longest prompt, tokens.
         max_over_length_fraction: Largest share of rows that may be dropped for their length.
         num_prompts: Prompts per iteration; the training part must hold as many.
@@ -68,8 +69,9 @@ def validate_dataset(
     train, held_out = (_without(part, left_out) for part in (dataset.train, dataset.held_out))
     if len(train) < num_prompts and not faults:
         faults.append(
-            f"{len(train)} rows remain to train on, but an iteration takes batch.prompts = {num_prompts}; give more "
-            "rows or lower batch.prompts"
+            f"{len(train)} rows remain to train on ({len(rows)} read, {len(held_out)} held out, {len(left_out)} left "
+            f"out for their length or their gold answer), but an iteration takes {num_prompts} (batch.prompts and "
+            "asynchrony.spare_prompts); give more rows or lower batch.prompts"
         )
     if faults:
         raise DataError(f"data.source {spec.source!r} can't be used: {' | '.join(faults)}", num_faults=len(faults))
@@ -127,13 +129,13 @@ def _gold_faults(rows: Sequence[PromptRow], unjudged: Mapping[str, str], spec: D
     shown = "; ".join(f"{prompt_id}: {reason}" for prompt_id, reason in list(unjudged.items())[:_SHOWN_EXAMPLES])
     if len(unjudged) == len(rows):
         return [
-            f"the rewards can't judge a single one of {len(rows)} rows, so the reward section doesn't fit the data, "
-            f"first: {shown}"
+            f"the rewards can't judge a single one of {len(rows)} rows, so the reward section doesn't fit the data or "
+            f"lengths.response is too small, first: {shown}"
         ]
     if spec.unparsable_gold == "drop":
         return []
     return [
-        f"{len(unjudged)} of {len(rows)} gold answers can't be judged, first: {shown}; mend them, or set "
+        f"{len(unjudged)} of {len(rows)} gold answers can't be judged or given, first: {shown}; mend them, or set "
         "data.unparsable_gold to drop"
     ]
 

@@ -35,7 +35,7 @@ class ExactAnswer:
         answer = answer_in(item.text, self._options.pattern)
         if answer is None:
             return Verdict(value=None)
-        gold = self._gold(item.row)
+        gold = self.gold_text(item.row)
         if gold is None:
             raise ValueError(f"row {item.row.prompt_id} has no gold answer to compare with")
         return Verdict(value=float(self._folded(answer) == self._folded(gold)), parsed=answer)
@@ -44,17 +44,18 @@ class ExactAnswer:
         """A missing or empty gold answer, or one that the pattern doesn't find."""
         if row.answer is None:
             return "no gold answer"
-        gold = self._gold(row)
+        gold = self.gold_text(row)
         if gold is None:
             return f"gold_pattern {self._options.gold_pattern!r} doesn't match the answer {row.answer!r}"
         return None if gold else "the gold answer is empty"
 
     def known_good(self, row: PromptRow) -> str | None:
         """The gold answer in `gold_format`."""
-        gold = self._gold(row)
+        gold = self.gold_text(row)
         return None if gold is None else self._options.gold_format.replace("{answer}", gold)
 
-    def _gold(self, row: PromptRow) -> str | None:
+    def gold_text(self, row: PromptRow) -> str | None:
+        """The gold answer as it is compared; None where there is none."""
         return None if row.answer is None else answer_in(row.answer, self._options.gold_pattern)
 
     def _folded(self, text: str) -> str:

@@ -64,7 +64,8 @@ def test_every_declared_end_token_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["data", "template", "rewards", "max_over_length_fraction", "num_prompts", "tokenizer"]
+    "name",
+    ["data", "template", "rewards", "max_over_length_fraction", "max_response_tokens", "num_prompts", "tokenizer"],
 )
 def test_cache_key_covers_what_decides_the_prompts(tmp_path: Path, name: str) -> None:
     spec: dict[str, Any] = build_spec(make_run(tmp_path).job, None)

@@ -59,15 +59,13 @@ def test_row_survives_json(tmp_path: Path) -> None:
 
 
 def test_metadata_that_json_cannot_hold_becomes_text_or_null(tmp_path: Path) -> None:
-    record = {"prompt": "p\ud800", "answer": True, "day": date(2026, 1, 2), "score": float("nan")}
-    table = pa.Table.from_pylist([{**record, "prompt": "p"}])
+    record = {"prompt": "p", "answer": True, "day": date(2026, 1, 2), "score": float("nan")}
+    table = pa.Table.from_pylist([record])
     pq.write_table(table, tmp_path / "a.parquet")
     data = load_dataset(spec(str(tmp_path / "a.parquet")))
     assert data.train.rows[0].metadata == {"day": "2026-01-02", "score": None}
     assert data.train.rows[0].answer == "true"
     assert len(data.fingerprint) == 64
-    lone_surrogate = write_json_lines(tmp_path / "b.jsonl", [{"prompt": record["prompt"], "answer": "1"}])
-    assert len(load_dataset(spec(lone_surrogate)).train.rows[0].prompt_id) == len("b/") + 32
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
@@ -114,6 +112,57 @@ def test_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "p", "answer": "1"}\n{oops\n')
     with pytest.raises(DataError, match="line 2 is no JSON"):
+        load_dataset(spec(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            '{"prompt": "é"}\n'.encode("latin-1"),
+            "line 3 is no UTF-8 text (byte 12 of the line); save the file as UTF-8",
+        ),
+        ('{"prompt": "a"}\n'.encode("utf-16"), "line 3 is no UTF-8 text (byte 0 of the line)"),
+        (b"[" * 100_000, "line 3 is no JSON: maximum recursion depth exceeded"),
+        (b'{"prompt": "a"', "line 3 is no JSON"),
+        (b'{"prompt": "\\ud800"}\n', "row 1: column(s) ['prompt'] hold half a character (a lone surrogate)"),
+        (b'{"prompt": "b", "x": ["\\ud800"]}\n', "row 1: column(s) ['x'] hold half a character"),
+        (b"\x00\x01", "line 3 is no JSON"),
+    ],
+)
+def test_damaged_line_is_named_with_the_file(tmp_path: Path, content: bytes, sentence: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "a"}\n\n' + content)
+    with pytest.raises(DataError) as caught:
+        load_dataset(spec(str(tmp_path / "a.jsonl"), columns={"answer": None}))
+    assert sentence in str(caught.value)
+    assert f"data.source '{tmp_path}/a.jsonl'" in str(caught.value)
+
+
+def test_byte_order_mark_and_carriage_returns_change_nothing(tmp_path: Path) -> None:
+    plain = Path(write_json_lines(tmp_path / "a.jsonl", RECORDS[:2]))
+    marked = tmp_path / "b.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes().replace(b"\n", b"\r\n"))
+    rows = [load_dataset(spec(str(path), environment="x")).train.rows for path in (plain, marked)]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("source", ["nope://bucket/a.jsonl", "nope://bucket/a.parquet"])
+def test_protocol_that_nobody_knows_is_named(source: str) -> None:
+    with pytest.raises(DataError, match=r"can't be read: Protocol not known: nope.*give a path or URL"):
+        load_dataset(spec(source))
+
+
+@pytest.mark.parametrize("damage", ["half", "tail", "head", "nothing", "page"])
+def test_damaged_parquet_is_refused_with_its_name(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "b.parquet"
+    pq.write_table(pa.Table.from_pylist([{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(500)]), path)
+    whole = path.read_bytes()
+    page = bytes(byte ^ 0xFF for byte in whole[4:200])
+    path.write_bytes({
+        "half": whole[: len(whole) // 2], "tail": whole[:-3], "head": whole[4:], "nothing": b"",
+        "page": whole[:4] + page + whole[200:],
+    }[damage])  # fmt: skip
+    with pytest.raises(DataError, match=r"data.source '.*b.parquet'"):
         load_dataset(spec(str(path)))
 
 

@@ -154,3 +154,10 @@ def test_unknown_token_that_is_also_the_end_is_not_counted() -> None:
     tokenizer = make_tokenizer()
     tokenizer.eos_token = "<unk>"
     assert encode("a z", tokenizer).num_unknown == 0
+
+
+def test_shortest_text_is_the_one_of_fewest_tokens_among_those_that_are_known() -> None:
+    encoder = PromptEncoder(TemplateSpec(), make_tokenizer())
+    assert encoder.shortest(["a b c", "b c"]) == 2
+    assert encoder.shortest(["x", "a b c"]) == 3
+    assert encoder.shortest(["x", "a x"]) is None
