@@ -14,10 +14,10 @@ from cli.deployment_record import COMPONENTS, DeploymentRecord, Worker, read_rec
 from cli.deployment_start import bring_up
 from cli.deployment_workers import is_running
 from cli.documents import read_cluster
-from cli.errors import DeploymentError
+from cli.errors import DeploymentError, InputError
 from cli.output import Output
 from stages.errors import ContractError
-from stages.home import MotleyHome
+from stages.home import HOME_VARIABLE, MotleyHome
 from stages.launch import STAGE_PART
 from stages.run_entry import list_run_entries, read_run_entry
 
@@ -30,8 +30,19 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 
 def home_of(option: Path | None) -> MotleyHome:
-    """Return the home that a command works on."""
-    return MotleyHome.from_environment(os.environ) if option is None else MotleyHome(option.expanduser().absolute())
+    """Return the home that a command works on.
+
+    Raises:
+        InputError: it starts from the home of a user that this computer does not know.
+    """
+    try:
+        return MotleyHome.from_environment(os.environ) if option is None else MotleyHome(option.expanduser().absolute())
+    except RuntimeError as error:
+        named = os.environ.get(HOME_VARIABLE) if option is None else option
+        raise InputError(
+            f"The home directory {named or '~/.motley'} can't be found ({error}); give an absolute path with --home or "
+            f"{HOME_VARIABLE}."
+        ) from error
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,15 +26,22 @@ AIRFLOW_PYTHON_VARIABLE = "MOTLEY_AIRFLOW_PYTHON"
 MARKER_NAME = "motley.json"
 """File in AIRFLOW_HOME that says that Motley made it, and with which Airflow."""
 
+ANSWER_TIMEOUT_S = 300.0
+"""Longest wait for an interpreter to import a package; seconds are usual, minutes occur on busy machines and disks."""
+
+_FORBIDDEN_IN_HOME = re.compile(r"[?#%$\x00-\x1f\x7f]")
+"""What Airflow's settings and the address of a SQLite file read as something else."""
+
 _VERSION_SCRIPT = "import importlib.metadata as m; print(m.version('apache-airflow-core'))"
 
 
 def check_home(home: MotleyHome) -> None:
-    """Demand a home that can be written and has room; creates it.
+    """Demand a home whose path Airflow can take, that can be written and has room; creates it.
 
     Raises:
-        DeploymentError: it has neither.
+        DeploymentError: it can't be used.
     """
+    _check_path(home.path)
     try:
         home.path.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=home.path):
@@ -42,6 +50,7 @@ def check_home(home: MotleyHome) -> None:
         raise DeploymentError(
             f"{home.path} can't be written ({error.strerror}); set MOTLEY_HOME to a directory that you may write."
         ) from error
+    _check_parts(home)
     free_bytes = shutil.disk_usage(home.path).free
     if free_bytes < MIN_FREE_BYTES:
         raise DeploymentError(
@@ -51,13 +60,44 @@ def check_home(home: MotleyHome) -> None:
         )
 
 
+def _check_path(path: Path) -> None:
+    text = str(path)
+    found = sorted(set(_FORBIDDEN_IN_HOME.findall(text)))
+    if found or not _is_utf8(text):
+        what = f"holds {', '.join(map(repr, found))}" if found else "is no UTF-8 text"
+        raise DeploymentError(
+            f"The path {text!r} {what}, which Airflow's settings can't carry; set MOTLEY_HOME to a path without it."
+        )
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_parts(home: MotleyHome) -> None:
+    """Demand that what lies in the home can be written too: another user may have made it."""
+    folders = [home.airflow_dir, home.runs_dir, home.store_dir, home.path / "state", home.path / "workers"]
+    files = [home.deployment_file, home.path / "deployment.lock", home.airflow_dir / "airflow.db"]
+    wrong = [path for path in folders if path.exists() and not (path.is_dir() and os.access(path, os.W_OK | os.X_OK))]
+    wrong += [path for path in files if path.exists() and not (path.is_file() and os.access(path, os.R_OK | os.W_OK))]
+    if wrong:
+        raise DeploymentError(
+            f"{', '.join(map(str, wrong))} can't be written by user {os.getuid()} or is of the wrong kind (folder or "
+            f"file); set MOTLEY_HOME to a directory of your own, or change the owner of what lies in {home.path}."
+        )
+
+
 def airflow_python(environment: Mapping[str, str]) -> tuple[str, str]:
     """Return Airflow's interpreter and version.
 
     Raises:
         DeploymentError: that interpreter has no Airflow.
     """
-    python = environment.get(AIRFLOW_PYTHON_VARIABLE) or sys.executable
+    python = _interpreter(environment.get(AIRFLOW_PYTHON_VARIABLE) or sys.executable)
     done = _run([python, "-c", _VERSION_SCRIPT])
     if done is None or done.returncode != 0:
         raise DeploymentError(
@@ -78,7 +118,8 @@ def engines_python(environment: Mapping[str, str], recorded: str | None) -> str:
         DeploymentError: there is none, or it lacks Motley.
     """
     beside = REPOSITORY / ".venv-engines" / "bin" / "python"
-    named = environment.get(ENGINES_PYTHON_VARIABLE) or recorded or (str(beside) if beside.exists() else None)
+    asked = environment.get(ENGINES_PYTHON_VARIABLE)
+    named = _interpreter(asked) if asked else recorded or (str(beside) if beside.exists() else None)
     if named is None:
         raise DeploymentError(
             f"no interpreter for the engines is known; run `make env`, or set {ENGINES_PYTHON_VARIABLE} to one that "
@@ -123,15 +164,23 @@ def check_airflow_home(home: MotleyHome, version: str, *, database_url: str | No
             "the folder "
             "away (the runs' data is not in it)."
         )
-    if recorded != version or content.get("database") != _digest(database_url):
+    if recorded != version or content.get("database") != _digest(database_url) or content.get("migrated") is False:
         return True
     return database_url is None and not (folder / "airflow.db").exists()
 
 
-def mark_airflow_home(home: MotleyHome, version: str, *, database_url: str | None = None) -> None:
-    """Note that AIRFLOW_HOME is Motley's and that its database is migrated for a version."""
-    content = {"airflow": version, "database": _digest(database_url)}
-    (home.airflow_dir / MARKER_NAME).write_text(json.dumps(content) + "\n", encoding="utf-8")
+def mark_airflow_home(
+    home: MotleyHome, version: str, *, database_url: str | None = None, is_migrated: bool = True
+) -> None:
+    """Note that AIRFLOW_HOME is Motley's, and whether its database is migrated for a version.
+
+    It is noted before a migration too: one that is interrupted leaves files, which are nobody else's.
+    """
+    content = {"airflow": version, "database": _digest(database_url), "migrated": is_migrated}
+    marker = home.airflow_dir / MARKER_NAME
+    temporary = marker.with_name(f".{MARKER_NAME}.{os.getpid()}")
+    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    temporary.replace(marker)
 
 
 def _digest(database_url: str | None) -> str | None:
@@ -140,11 +189,33 @@ def _digest(database_url: str | None) -> str | None:
 
 
 def _key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:3])
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)  # 3.3.2rc1 counts as 3.3.2
+    if numbers is None:
+        raise ValueError(f"{version!r} is no version")
+    return tuple(int(part) for part in numbers.groups())
+
+
+def _interpreter(named: str) -> str:
+    """Return an interpreter as an absolute path, links kept: they tell a virtual environment from its base."""
+    path = Path(named).expanduser() if named.startswith("~/") else Path(named)
+    if len(path.parts) == 1:
+        return shutil.which(named) or named
+    return str(path.absolute())
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    """Return how a command ended, None if it can't be started.
+
+    Raises:
+        DeploymentError: it does not end.
+    """
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=Path.home())
-    except (OSError, subprocess.TimeoutExpired):
+        # Not in the user's folder: modules that are found there only would be missing in the stages.
+        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_TIMEOUT_S, check=False, cwd="/")
+    except OSError:
         return None
+    except subprocess.TimeoutExpired as error:
+        raise DeploymentError(
+            f"{command[0]} did not answer within {ANSWER_TIMEOUT_S:.0f} s; try again when the machine is less busy, or "
+            "look at its installation."
+        ) from error

@@ -103,7 +103,7 @@ def read_record(file: Path) -> DeploymentRecord | None:
         DeploymentError: the file is no deployment record.
     """
     try:
-        return DeploymentRecord.model_validate_json(file.read_text(encoding="utf-8"))
+        return DeploymentRecord.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:

@@ -73,7 +73,7 @@ def bring_up(
     """
     check_home(home)
     start_timeout_s(START_TIMEOUT_S)  # a wrong one is refused before anything starts
-    with _locked(home):
+    with _locked(home, report):
         before = read_record(home.deployment_file)
         wanted = before
         if before is not None:
@@ -139,6 +139,9 @@ def _start_fresh(
 ) -> DeploymentRecord:
     must_migrate = check_airflow_home(home, version, database_url=record.database_url)
     write_record(home.deployment_file, record)
+    home.airflow_dir.mkdir(parents=True, exist_ok=True)
+    if must_migrate:
+        mark_airflow_home(home, version, database_url=record.database_url, is_migrated=False)
     _make_folders(home)
     if must_migrate:
         report("preparing Airflow's database (10 s)")
@@ -319,9 +322,13 @@ def _tail(file: Path, lines: int = 12) -> str:
 
 
 @contextmanager
-def _locked(home: MotleyHome) -> Iterator[None]:
+def _locked(home: MotleyHome, report: Report) -> Iterator[None]:
     """Hold the deployment's lock, so that two commands don't start it twice."""
     with (home.path / "deployment.lock").open("w") as lock:
         os.set_inheritable(lock.fileno(), False)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(f"another command is starting the deployment in {home.path}; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -47,8 +47,11 @@ def doctor(
                 findings += check_cluster(read_cluster(cluster), record, api if is_running else None)
             if run is not None:
                 findings += check_run(find_run(run, place), record, api if is_running else None, cluster)
-    elif cluster is not None:
-        findings += check_cluster(read_cluster(cluster), None, None)
+    else:
+        if cluster is not None:
+            findings += check_cluster(read_cluster(cluster), None, None)
+        if run is not None:
+            find_run(run, place)  # nothing more is known of a run while there is no deployment
     bad = [finding for finding in findings if finding.verdict is Verdict.BAD]
     if json:
         output.result({"is_good": not bad, "findings": [_document(finding) for finding in findings]}, "")

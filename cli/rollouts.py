@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json as json_module
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from rich.text import Text
 
 from cli.deployment import HomeOption, JsonOption, home_of
-from cli.errors import InputError
+from cli.errors import CommandError, InputError
 from cli.output import Output
 from cli.rescore import rescore
 from cli.run_lookup import find_run
@@ -86,7 +87,7 @@ def show_group(
     """
     output = Output(is_json=json)
     found = find_run(run, home_of(home))
-    with connect(found.store, found.name, [iteration]) as connection:
+    with connect(found.store, found.name, [iteration]) as connection, _readable(found.name):
         chosen = prompt or first_prompt(connection, iteration, split, is_worst=worst)
         rows = group_rows(connection, iteration, split, chosen) if chosen else []
     if not rows:
@@ -125,7 +126,10 @@ def sql(
         try:
             rows = rows_of(connection, query)
         except duckdb.Error as error:
-            raise InputError(f"DuckDB refuses the query: {str(error).splitlines()[0]}.") from error
+            raise InputError(
+                f"DuckDB refuses the query: {str(error).splitlines()[0]}. If the query is right, `motley verify {run}` "
+                "says whether data is damaged."
+            ) from error
     columns = list(rows[0]) if rows else []
     if csv_file is not None:
         _write_csv(csv_file, columns, rows)
@@ -157,10 +161,28 @@ def export(
     output.result({"run": found.name, "target": target.url, "files": rows}, text)
 
 
+@contextmanager
+def _readable(run: str) -> Iterator[None]:
+    """Turn what DuckDB says of damaged files into a sentence; for queries that are known to be right.
+
+    Raises:
+        CommandError: rows can't be read.
+    """
+    import duckdb
+
+    try:
+        yield
+    except duckdb.Error as error:
+        raise CommandError(
+            f"Rows of run {run} can't be read ({str(error).splitlines()[0]}); `motley verify {run}` names what is "
+            "damaged."
+        ) from error
+
+
 def _print_query(run: str, query: str, split: Split, title: str, home: Path | None, *, json: bool) -> None:
     output = Output(is_json=json)
     found = find_run(run, home_of(home))
-    with connect(found.store, found.name) as connection:
+    with connect(found.store, found.name) as connection, _readable(found.name):
         rows = rows_of(connection, query, [split.value])
     if json:
         output.result({"run": found.name, "split": split.value, "iterations": rows}, "")

@@ -15,8 +15,10 @@ from cli.errors import RunFailedError
 from cli.output import Output
 from cli.run_lookup import RUN_HELP, FoundRun, find_run
 from cli.tables import curve, table
+from stages.errors import ContractError
+from stages.home import MotleyHome
 from stages.run_entry import list_run_entries
-from storage.errors import ObjectMissingError
+from storage.errors import StorageError
 from storage.iterations import find_records
 from storage.policies import head_version
 from storage.runs import IterationRecord, load_run
@@ -31,27 +33,35 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 def runs(home: HomeOption = None, json: JsonOption = False) -> None:
     """List the runs of this deployment with how far each one is."""
     output, place = Output(is_json=json), home_of(home)
-    rows = [_run_row(find_run(file.stem, place)) for file in list_run_entries(place.runs_dir)]
+    rows = [_run_row(file.stem, place) for file in list_run_entries(place.runs_dir)]
     columns = ("run", "done", "iterations", "reward", "created", "root")
     if json:
         output.result({"runs": rows}, "")
     elif rows:
         output.console.print(table("Runs", columns, [[row[c] for c in columns] for row in rows]))
+        for row in rows:
+            if row.get("fault"):
+                output.console.print(f"{row['run']}: {row['fault']}", style="red", markup=False)
     else:
         output.result({}, f"No runs in {place.path}; start one with `motley run --job JOB --cluster CLUSTER`.")
 
 
-def _run_row(found: FoundRun) -> dict[str, Any]:
-    row = {"run": found.name, "root": found.store.url, "created": None, "iterations": None}
+def _run_row(name: str, home: MotleyHome) -> dict[str, Any]:
+    """Return how far a run is; one that can't be read says why, beside the others."""
+    row: dict[str, Any] = dict.fromkeys(("created", "iterations", "done", "reward", "root"))
+    row["run"] = name
     try:
+        found = find_run(name, home)
+        row["root"] = found.store.url
         record = load_run(found.store, found.name)
-    except ObjectMissingError:
-        return row | {"done": 0, "reward": None, "fault": "the run record is missing"}
-    records = find_records(found.store, found.name)
+        records = find_records(found.store, found.name)
+        head = head_version(found.store, found.name)
+    except (ContractError, StorageError) as error:
+        return row | {"fault": str(error)}
     return row | {
         "created": record.created_at.isoformat(timespec="seconds"),
         "iterations": found.entry.iterations if found.entry else record.num_iterations,
-        "done": head_version(found.store, found.name) or 0,
+        "done": head or 0,
         "reward": records[-1].metrics.get("reward_mean") if records else None,
     }
 

@@ -13,7 +13,9 @@ from cli.app import exit_code_of, main
 from cli.errors import DeploymentError, InputError
 from plans.errors import SpecError, TooFewGpusError
 from stages.errors import EngineError, SpecFaultsError
+from stages.runs import entry_of
 from storage.errors import InvalidNameError, StoreFullError
+from tests.helpers.stage_contexts import make_run
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -74,6 +76,60 @@ def test_unreadable_run_entry_shows_in_the_status(tmp_path: Path) -> None:
     found = json.loads(motley(tmp_path, "status", "--json").stdout)
     assert found["runs"] == []
     assert "bad.json is unusable" in found["faults"][0]
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe\x00", b"", b'{"format": "motley.run-entry/9"}'])
+def test_run_that_can_not_be_read_hides_no_other(tmp_path: Path, content: bytes) -> None:
+    run = make_run(tmp_path / "stores")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "bad.json").write_bytes(content)
+    (tmp_path / "runs" / "r.json").write_text(entry_of(run).to_json())
+    done = motley(tmp_path, "runs", "--json")
+    assert done.returncode == 0, done.stderr
+    bad, good = json.loads(done.stdout)["runs"]
+    assert (bad["run"], good["run"], good["done"]) == ("bad", "r", 0)
+    assert "bad.json is unusable" in bad["fault"]
+    assert "fault" not in good
+
+
+def test_run_whose_record_is_damaged_or_gone_says_so_in_the_list(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "stores")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "r.json").write_text(entry_of(run).to_json())
+    record = Path(run.home_root) / "r" / "run.json"
+    for damage, words in ((b'{"format": "motley', "is no complete JSON document"), (b"", "is no complete JSON")):
+        record.write_bytes(damage)
+        done = motley(tmp_path, "runs")
+        assert done.returncode == 0
+        assert words in done.stdout
+    record.unlink()
+    assert "has no run 'r'" in motley(tmp_path, "runs").stdout
+
+
+def test_deployment_record_of_bytes_that_are_no_text_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "deployment.json").write_bytes(b"\xff\xfe")
+    for command in ("status", "down"):
+        done = motley(tmp_path, command)
+        assert done.returncode == 1
+        assert "can't be read as a deployment record" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_home_of_a_user_that_there_is_not_is_bad_input(tmp_path: Path) -> None:
+    done = motley(tmp_path, "status", "--home", "~no-such-user/x")
+    assert done.returncode == 2
+    assert done.stderr.startswith("The home directory ~no-such-user/x can't be found")
+
+
+def test_run_of_a_file_whose_name_is_no_run_name_gets_one_that_is(tmp_path: Path) -> None:
+    """The name comes from the job; that of its file matters to nobody."""
+    source = REPOSITORY / "examples" / "quickstart"
+    (tmp_path / "my job (2).yaml").write_text((source / "job.yaml").read_text().replace("seed: 0", "seed: -1"))
+    done = motley(
+        tmp_path / "home", "run", "--job", str(tmp_path / "my job (2).yaml"), "--cluster", str(source / "cluster.yaml")
+    )
+    assert done.returncode == 2
+    assert "has 1 fault(s)" in done.stderr
 
 
 def test_run_with_wrong_files_lists_every_fault_and_starts_nothing(tmp_path: Path) -> None:

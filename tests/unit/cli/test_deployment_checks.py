@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli import deployment_checks
 from cli.deployment_checks import airflow_python, check_airflow_home, check_home, engines_python, mark_airflow_home
 from cli.errors import DeploymentError
 from stages.home import MotleyHome
@@ -45,6 +46,67 @@ def test_full_disk_is_refused_with_both_numbers(home: MotleyHome, monkeypatch: p
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 3 * 10**8))
     with pytest.raises(DeploymentError, match=r"has 0\.30 GB left, but 1 GB are needed; free some space"):
         check_home(home)
+
+
+@pytest.mark.parametrize("name", ["what?", "a#b", "100%", "$HOME", "line\nend", "\udcff"])
+def test_home_whose_path_airflow_would_read_as_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    """A question mark starts the options of SQLite's address; Airflow expands $NAME in its settings."""
+    with pytest.raises(DeploymentError, match="Airflow's settings can't carry; set MOTLEY_HOME to a path without it"):
+        check_home(MotleyHome(tmp_path / name))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["with blanks", "ünï©ode", "käse 漢字", "a&b;c'd", "-dash", "~tilde", "{x}"])
+def test_home_of_any_other_path_is_accepted(tmp_path: Path, name: str) -> None:
+    check_home(MotleyHome(tmp_path / name))
+    assert (tmp_path / name).is_dir()
+
+
+def test_home_behind_a_link_is_accepted_and_a_dangling_one_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    check_home(MotleyHome(tmp_path / "link"))
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(DeploymentError, match="can't be written"):
+        check_home(MotleyHome(tmp_path / "loop"))
+
+
+@pytest.mark.parametrize("name", ["airflow", "runs", "store", "state", "workers"])
+def test_file_where_a_folder_of_the_home_belongs_is_refused(home: MotleyHome, name: str) -> None:
+    home.path.mkdir()
+    (home.path / name).touch()
+    with pytest.raises(DeploymentError, match=rf"home/{name} can't be written by user \d+ or is of the wrong kind"):
+        check_home(home)
+
+
+@pytest.mark.parametrize("name", ["airflow", "runs", "deployment.json", "airflow/airflow.db"])
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_home_with_parts_of_another_user_is_refused(home: MotleyHome, name: str) -> None:
+    part = home.path / name
+    if part.suffix:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.touch(mode=0o400)
+    else:
+        part.mkdir(parents=True, mode=0o500)
+    with pytest.raises(DeploymentError, match=f"{name} can't be written by user"):
+        check_home(home)
+
+
+def test_migration_that_was_interrupted_is_done_again_and_its_files_are_nobody_elses(home: MotleyHome) -> None:
+    home.airflow_dir.mkdir(parents=True)
+    mark_airflow_home(home, "3.3.2", is_migrated=False)
+    (home.airflow_dir / "airflow.db").write_bytes(b"half")
+    assert check_airflow_home(home, "3.3.2")
+    mark_airflow_home(home, "3.3.2")
+    assert not check_airflow_home(home, "3.3.2")
+
+
+def test_release_candidates_have_a_place_among_versions(home: MotleyHome) -> None:
+    home.airflow_dir.mkdir(parents=True)
+    mark_airflow_home(home, "3.3.2rc1")
+    assert check_airflow_home(home, "3.3.2")
+    with pytest.raises(DeploymentError, match=r"which is newer than 3\.3\.1"):
+        check_airflow_home(home, "3.3.1")
 
 
 def test_new_airflow_home_must_be_migrated_and_a_marked_one_not(home: MotleyHome) -> None:
@@ -100,3 +162,39 @@ def test_engines_interpreter_that_lacks_motley_is_refused(tmp_path: Path) -> Non
         engines_python({"MOTLEY_ENGINES_PYTHON": str(bare)}, None)
     with pytest.raises(DeploymentError, match="does not run"):
         engines_python({"MOTLEY_ENGINES_PYTHON": str(tmp_path / "none")}, None)
+
+
+def test_interpreter_by_a_relative_path_or_by_name_is_made_absolute_with_its_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands that use it run in other folders; behind the link lies another environment."""
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    wanted = str(tmp_path / "env" / "python")
+    assert engines_python({"MOTLEY_ENGINES_PYTHON": "env/python"}, None) == wanted
+    monkeypatch.setenv("PATH", str(tmp_path / "env"), prepend=os.pathsep)
+    assert engines_python({"MOTLEY_ENGINES_PYTHON": "python"}, None) == wanted
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert engines_python({"MOTLEY_ENGINES_PYTHON": "~/env/python"}, None) == wanted
+
+
+def test_interpreters_are_found_where_there_is_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in many containers, where HOME names a directory that does not exist."""
+    monkeypatch.setenv("HOME", "/nonexistent")
+    assert engines_python({"MOTLEY_ENGINES_PYTHON": sys.executable}, None) == sys.executable
+
+
+def test_interpreter_that_does_not_answer_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(deployment_checks, "ANSWER_TIMEOUT_S", 0.2)
+    for call in (
+        lambda: engines_python({"MOTLEY_ENGINES_PYTHON": str(slow)}, None),
+        lambda: airflow_python({"MOTLEY_AIRFLOW_PYTHON": str(slow)}),
+    ):
+        with pytest.raises(DeploymentError, match="did not answer within 0 s; try again when the machine is less busy"):
+            call()
