@@ -7,7 +7,7 @@ ENGINES = .venv-engines/.installed
 VLLM = .venv-engines/.installed-vllm
 MOTLEY = MOTLEY_HOME=$(CURDIR)/.motley MOTLEY_ENGINES_PYTHON=$(CURDIR)/.venv-engines/bin/python .venv/bin/motley
 
-.PHONY: help env env-vllm quickstart smollm2 down lint test test-all test-browser test-system clean
+.PHONY: help env env-vllm quickstart smollm2 down lint test test-all test-browser test-system audit clean
 
 help:  ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,9 @@ test-browser: $(LIGHT)  ## The pages in a headless Chromium
 test-all: test test-browser test-system  ## Everything that a CPU machine can do
 	.venv/bin/pytest -m "slow and not gpu and not engines and not system and not browser"
 	.venv-engines/bin/python -m pytest -m "slow and (engines or vllm) and not gpu"
+
+audit: $(LIGHT)  ## Look the pinned packages up among known vulnerabilities (needs the network)
+	scripts/audit.sh constraints/airflow-py311.txt constraints/engines-py311.txt
 
 clean: down  ## Remove the environments and the local deployment
 	rm -rf .venv .venv-engines .motley
