@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json as json_module
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,9 @@ from cli.rescore import rescore
 from cli.run_lookup import find_run
 from cli.runs import RunArgument
 from cli.tables import table
-from storage.exports import export_rollouts
+from stages.home import HOME_VARIABLE
+from stages.redaction import deployed_redactor
+from storage.exports import ExportFormat, export_rollouts
 from storage.layout import Split
 from storage.rollout_queries import first_prompt, group_rows, rows_of
 from storage.sql import connect
@@ -142,20 +145,28 @@ def sql(
 @app.command()
 def export(
     run: RunArgument,
-    to: Annotated[str, typer.Option("--to", help="Folder or URL; files run=R/iteration=K/completions.parquet in it.")],
+    to: Annotated[str, typer.Option("--to", help="Folder or URL that the files go to.")],
+    form: Annotated[
+        ExportFormat,
+        typer.Option("--format", help="parquet: hive-partitioned; jsonl: JSON lines; hf: for datasets.load_dataset."),
+    ] = ExportFormat.PARQUET,
     split: SplitOption = Split.TRAIN,
     home: HomeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write plain Parquet for other engines: one file per iteration, all columns joined, hive-partitioned.
+    """Write plain files for other tools: one per iteration, all columns joined, redacted as the deployment says.
+
+    parquet: run=R/iteration=K/completions.parquet; jsonl: R/SPLIT/iteration-K.jsonl; hf: R/README.md and R/data.
 
     Example: motley rollouts export quickstart --to /data/rl, then in DuckDB
     SELECT * FROM read_parquet('/data/rl/**/*.parquet', hive_partitioning = true)
     """
-    output = Output(is_json=json)
-    found = find_run(run, home_of(home))
+    output, place = Output(is_json=json), home_of(home)
+    found = find_run(run, place)
+    redactor = deployed_redactor({**os.environ, HOME_VARIABLE: str(place.path)})
     target = open_store(to if "://" in to else str(Path(to).absolute()))
-    files = export_rollouts(found.store, found.name, target, split=split)
+    redact = None if redactor is None else redactor.table
+    files = export_rollouts(found.store, found.name, target, split=split, form=form, redact=redact)
     rows = [{"iteration": file.iteration, "rows": file.rows, "file": file.key} for file in files]
     text = f"{sum(file.rows for file in files)} rows of {len(files)} iteration(s) written to {target.url}"
     output.result({"run": found.name, "target": target.url, "files": rows}, text)

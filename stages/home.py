@@ -5,6 +5,7 @@ other.
 
 ```
 <home>/deployment.json        what `motley up` started
+      /settings.yaml          what this deployment allows and whom it tells (stages.settings), written by its owner
       /airflow/               AIRFLOW_HOME: configuration, metadata database, task logs, component logs
       /runs/<run>.json        one entry per run: what the DAG factory needs (stages.run_entry)
       /state/<machine>/       job folders, engine registry and caches of a machine
@@ -65,6 +66,11 @@ class MotleyHome:
     def deployment_file(self) -> Path:
         """What `motley up` started."""
         return self.path / "deployment.json"
+
+    @property
+    def settings_file(self) -> Path:
+        """Settings of the deployment; need not exist."""
+        return self.path / "settings.yaml"
 
     @property
     def airflow_dir(self) -> Path:

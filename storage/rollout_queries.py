@@ -76,11 +76,13 @@ class RolloutFilter:
     """Policy version that sampled at least a part of the completion."""
     region: str | None = None
     """Region of the machine that sampled."""
+    is_text_hidden: bool = False
+    """Whether `prompt` is looked for in ids only: a search in texts that are redacted would give them away."""
 
     @property
     def parameters(self) -> dict[str, Any]:
         """Return the values to bind in :attr:`where`."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "is_text_hidden"}
         if self.status == UNSCORED:
             values["status"] = None
         if self.prompt is not None:
@@ -93,7 +95,8 @@ class RolloutFilter:
         terms = ["split = $split", "iteration = $iteration"]
         if self.status == UNSCORED:
             terms.append("reward_status IS NULL")
-        terms += [_TERMS[name] for name in self.parameters if name in _TERMS]
+        known = _TERMS | {"prompt": "contains(lower(prompt_id), $prompt)"} if self.is_text_hidden else _TERMS
+        terms += [known[name] for name in self.parameters if name in known]
         return " AND ".join(terms)
 
 

@@ -61,10 +61,14 @@ def routes(pages: Pages) -> APIRouter:
 
     @router.get("/dags/{dag_id}/group", name="group")
     def group(request: Request, dag_id: str) -> HTMLResponse:
+        redactor = pages.redactor()
         run, query = pages.source.find(dag_id), _read(request.query_params)
         iteration = iteration_of(query.iteration, run, query.split)
         run.check_rollouts(iteration, query.split)
         prompt, rows, others = _rows(run, query, iteration)
+        if redactor is not None:
+            rows = [redactor.row(row) for row in rows]
+            others = {sample: redactor.row(row) for sample, row in others.items()}
         tokenizer = pages.tokens.of_run(run)
         found = None
         if query.find:

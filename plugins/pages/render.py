@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plugins.pages.access import Access
 from plugins.pages.run_source import RunSource
 from plugins.pages.token_texts import TokenTexts
+from stages.redaction import Redactor, deployed_redactor
 
 FOLDER: Final = Path(__file__).parent
 
@@ -62,6 +63,8 @@ class Pages:
     """Tokenizers."""
     templates: Environment = field(default_factory=_environment)
     """Templates."""
+    redactor: Callable[[], Redactor | None] = deployed_redactor
+    """Returns what hides texts, by the settings as they are now; raises `ContractError`, and nothing is shown."""
 
     def render(
         self,

@@ -56,10 +56,10 @@ class RolloutQuery(BaseModel):
     page: int = Field(default=1, ge=1, le=_MOST // PAGE_ROWS)
     """Page, from 1."""
 
-    def filter(self, iteration: int) -> RolloutFilter:
-        """Return the filter for an iteration."""
+    def filter(self, iteration: int, *, is_text_hidden: bool) -> RolloutFilter:
+        """Return the filter for an iteration, over redacted texts or not."""
         asked = self.model_dump(exclude={"iteration", "order", "page"})
-        return RolloutFilter(iteration=iteration, **asked)
+        return RolloutFilter(iteration=iteration, is_text_hidden=is_text_hidden, **asked)
 
     def address(self, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - values of a query
         """Return the query that asks for the same with some changes; what is as by default is left out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
@@ -13,9 +14,16 @@ from plugins.pages.render import Pages, link
 from plugins.pages.rollout_query import PAGE_ROWS, STATUSES, RolloutQuery, iteration_of, read_query, views_of
 from plugins.pages.run_source import PageRun
 from plugins.pages.token_colours import signed_kind
+from stages.redaction import Redactor
 from storage.layout import Split
-from storage.rollout_queries import Order, RolloutFilter, choices, matching_batches, page_of_rows, summary
+from storage.rollout_queries import Order, RolloutFilter, Row, choices, matching_batches, page_of_rows, summary
 from storage.rollout_schema import FinishReason
+
+_EXCERPT_CHARS: Final = 240
+"""Length to which texts are cut in the list."""
+
+_WHOLE_CHARS: Final = 10_000_000
+"""Length to which no text comes."""
 
 
 def routes(pages: Pages) -> APIRouter:
@@ -24,11 +32,16 @@ def routes(pages: Pages) -> APIRouter:
 
     @router.get("/dags/{dag_id}/rollouts", name="rollouts")
     def rollouts(request: Request, dag_id: str) -> HTMLResponse:
-        run, query, wanted = _asked(pages, request, dag_id)
+        run, query, wanted, redactor = _asked(pages, request, dag_id)
+        start = (query.page - 1) * PAGE_ROWS
+        # A text is redacted whole: half a secret at the end of an excerpt could not be told from a harmless word.
+        chars = _EXCERPT_CHARS if redactor is None else _WHOLE_CHARS
         with views_of(run, wanted.iteration) as connection:
             found = summary(connection, wanted)
-            rows = page_of_rows(connection, wanted, query.order, offset=(query.page - 1) * PAGE_ROWS, limit=PAGE_ROWS)
+            rows = page_of_rows(connection, wanted, query.order, offset=start, limit=PAGE_ROWS, chars=chars)
             options = choices(connection, wanted)
+        if redactor is not None:
+            rows = [_excerpt(redactor.row(row)) for row in rows]
         return pages.render(
             request, "rollouts.html", run=run, page="rollouts", query=query, wanted=wanted, found=found, rows=rows,
             options=options, orders=list(Order), statuses=STATUSES, finishes=list(FinishReason), splits=list(Split),
@@ -37,8 +50,8 @@ def routes(pages: Pages) -> APIRouter:
 
     @router.get("/dags/{dag_id}/rollouts.parquet", name="download")
     def download(request: Request, dag_id: str) -> FileResponse:
-        run, query, wanted = _asked(pages, request, dag_id)
-        file = write_rows(run, wanted, query.order)
+        run, query, wanted, redactor = _asked(pages, request, dag_id)
+        file = write_rows(run, wanted, query.order, redactor)
         name = f"{run.name}-{wanted.split.value}-{wanted.iteration}.parquet"
         return FileResponse(
             file, media_type="application/vnd.apache.parquet", filename=name, background=BackgroundTask(file.unlink)
@@ -53,16 +66,24 @@ def routes(pages: Pages) -> APIRouter:
     return router
 
 
-def _asked(pages: Pages, request: Request, dag_id: str) -> tuple[PageRun, RolloutQuery, RolloutFilter]:
+def _asked(pages: Pages, request: Request, dag_id: str) -> tuple[PageRun, RolloutQuery, RolloutFilter, Redactor | None]:
+    redactor = pages.redactor()
     run = pages.source.find(dag_id)
     query = read_query(request.query_params)
     iteration = iteration_of(query.iteration, run, query.split)
     run.check_rollouts(iteration, query.split)
-    return run, query, query.filter(iteration)
+    return run, query, query.filter(iteration, is_text_hidden=redactor is not None), redactor
 
 
-def write_rows(run: PageRun, wanted: RolloutFilter, order: Order) -> Path:
+def _excerpt(row: Row) -> Row:
+    """Return a row of the list with its texts cut short."""
+    cut = {name: (row[name] or "")[:_EXCERPT_CHARS] for name in ("prompt_text", "completion_text")}
+    return {**row, **cut}
+
+
+def write_rows(run: PageRun, wanted: RolloutFilter, order: Order, redactor: Redactor | None = None) -> Path:
     """Write the rows that a filter asks for, with every column, to a temporary Parquet file; the caller deletes it."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     with tempfile.NamedTemporaryFile(prefix="motley-", suffix=".parquet", delete=False) as target:
@@ -72,7 +93,8 @@ def write_rows(run: PageRun, wanted: RolloutFilter, order: Order) -> Path:
             schema, batches = matching_batches(connection, wanted, order)
             with pq.ParquetWriter(file, schema, compression="zstd") as writer:
                 for batch in batches:
-                    writer.write_batch(batch)
+                    table = pa.Table.from_batches([batch])
+                    writer.write_table(table if redactor is None else redactor.table(table).cast(schema))
     except BaseException:
         file.unlink()
         raise

@@ -62,7 +62,12 @@ def tokens_of(row: Mapping[str, Any], tokenizer: Any, colour: Colour) -> list[To
         row: A row with every column.
         tokenizer: From `TokenTexts`, or None.
         colour: What their colour says; tokens without that number get none.
+
+    Returns:
+        One for each token; a single one with the text where the deployment's redaction withholds the token ids.
     """
+    if row["completion_token_ids"] is None:
+        return [Token(row["completion_text"] or "", "none", "redacted: its tokens are not shown")]
     ids: Sequence[int] = row["completion_token_ids"]
     sampler: Sequence[float] = row["sampler_logprobs"]
     reference: Sequence[float] | None = row["reference_logprobs"]

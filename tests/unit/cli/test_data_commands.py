@@ -169,3 +169,29 @@ def test_verify_of_a_whole_run_exits_0_and_of_a_damaged_one_1(home: Path, tmp_pa
 
 def test_iteration_record_key_is_where_the_layout_says(home: Path) -> None:
     assert (home / "store" / iteration_record(RUN, 1)).is_file()
+
+
+def test_rollouts_export_writes_json_lines_as_the_deployment_redacts_them(home: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("redaction: {call: tests.helpers.redactions.hide_sums}")
+    arguments = ("rollouts", "export", RUN, "--to", str(tmp_path / "out"), "--format", "jsonl")
+    environment = {**os.environ, "MOTLEY_HOME": str(home), "MOTLEY_SETTINGS": str(settings)}
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    files = json.loads(done.stdout)["files"]
+    assert [file["file"] for file in files] == [f"{RUN}/train/iteration-{k:06d}.jsonl" for k in range(2)]
+    rows = [json.loads(line) for line in (tmp_path / "out" / files[1]["file"]).read_text().splitlines()]
+    assert {(row["iteration"], row["prompt_text"], row["prompt_token_ids"]) for row in rows} == {(1, "hidden", None)}
+
+    settings.write_text("redaction: {call: not_installed.hide}")
+    refused = subprocess.run(
+        [sys.executable, "-m", "cli", *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+    assert refused.returncode == 2
+    assert "not_installed.hide, which can't be imported" in refused.stderr
