@@ -24,6 +24,7 @@ from stages.home import (
     WORKER_VARIABLE,
     MotleyHome,
 )
+from stages.settings import SETTINGS_VARIABLE
 
 #: Repository (or installation) that holds `cli/`.
 REPOSITORY = Path(cli.__file__).resolve().parent.parent
@@ -176,6 +177,17 @@ def airflow_environment(record: DeploymentRecord, home: MotleyHome, caller: Mapp
         DEPLOYMENT_VARIABLE: record.id,
         PART_VARIABLE: AIRFLOW_PART,
     }
+
+
+def named_settings(home: MotleyHome, caller: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that leads a worker of this computer, whose home is another one, to the settings.
+
+    Args:
+        home: Home of the deployment.
+        caller: Environment of the command, which may name the file already.
+    """
+    is_named = SETTINGS_VARIABLE in caller or not home.settings_file.exists()
+    return {} if is_named else {SETTINGS_VARIABLE: str(home.settings_file)}
 
 
 def start_timeout_s(default_s: float) -> float:

@@ -14,7 +14,7 @@ import psutil
 from cli.deployment_api import AirflowApi
 from cli.deployment_processes import component_process
 from cli.deployment_record import ComponentProcess, DeploymentRecord, Worker, write_record
-from cli.deployment_settings import WORKER_HEARTBEAT_S, start_timeout_s, worker_environment
+from cli.deployment_settings import WORKER_HEARTBEAT_S, named_settings, start_timeout_s, worker_environment
 from cli.errors import DeploymentError, InputError
 from plans.spec.cluster import Cluster, Machine
 from stages.home import DEPLOYMENT_VARIABLE, ENGINES_PYTHON_VARIABLE, MotleyHome
@@ -161,6 +161,7 @@ def _start(worker: Worker, record: DeploymentRecord, home: MotleyHome, environme
     pid_file = prepare_home(own)
     settings = worker_environment(worker, own, environment, url=record.url, jwt_secret=record.jwt_secret)
     settings |= {ENGINES_PYTHON_VARIABLE: record.engines_python, DEPLOYMENT_VARIABLE: record.id}
+    settings |= named_settings(home, environment)
     with worker_log(home, worker.machine).open("ab") as log:
         child = subprocess.Popen(
             worker_command(record.airflow_python, worker, pid_file),

@@ -20,6 +20,7 @@ from plans.spec.cluster import Cluster
 from stages.errors import ContractError
 from stages.home import MotleyHome
 from stages.run_entry import list_run_entries, read_run_entry
+from stages.settings import read_settings, settings_file
 
 ENGINE_LIBRARIES = ("torch", "transformers", "accelerate", "safetensors")
 """What every engines' environment needs."""
@@ -81,6 +82,7 @@ def check_installation(
     findings.append(_check_engines(record, environment))
     findings.append(_attempt("home directory", lambda: _home_facts(home), "set MOTLEY_HOME to another directory"))
     findings.append(_attempt("deployment record", lambda: _record_facts(home), "move the file away, then `motley up`"))
+    findings.append(_settings(environment))
     findings += _entry_findings(home)
     return findings
 
@@ -206,6 +208,27 @@ def _record_facts(home: MotleyHome) -> str:
         return "none yet"
     database = "SQLite" if record.database_url is None else record.database_url.partition(":")[0]
     return f"{database}, {len(record.workers)} worker(s) on this computer"
+
+
+def _settings(environment: Mapping[str, str]) -> Finding:
+    try:
+        file, settings = settings_file(environment), read_settings(environment)
+    except ContractError as error:
+        return bad("settings", str(error), "correct the file; alerts and redaction wait for it")
+    named = [item.call for item in settings.alerts.notifiers]
+    if settings.redaction is not None:
+        named.append(settings.redaction.call)
+    if missing := [call for call in named if not _is_there(call.rpartition(".")[0])]:
+        return bad("settings", f"{file} names {', '.join(missing)}, which are in no module here", "install the package")
+    told = f"alerts go to {len(settings.alerts.notifiers)} notifier(s)" if file else "none: alerts are logged only"
+    return good("settings", f"{file}, {told}" if file else told)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
 
 
 def _entry_findings(home: MotleyHome) -> Iterator[Finding]:

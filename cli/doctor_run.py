@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from cli.deployment_api import AirflowApi
@@ -16,16 +15,15 @@ from cli.follow import run_iteration
 from cli.run_lookup import FoundRun
 from stages.home import dag_id_of
 from stages.run_entry import RunEntry
+from stages.stall import last_word, stall_limit_s, usual_s
+from storage.alerts import list_alerts
 from storage.errors import StorageError
 from storage.iterations import find_records
 from storage.policies import head_version, resolve_policy
 from storage.runs import IterationRecord, RunRecord, load_run
 
-STALLED_FACTOR = 10.0
-"""Times the usual seconds of an iteration without a new record after which a run counts as stalled."""
-
-STALLED_AT_LEAST_S = 600.0
-"""Seconds that no run counts as stalled before."""
+RECENT_ALERTS_S = 86_400.0
+"""Age of an alert, seconds, up to which it is shown."""
 
 
 def check_run(found: FoundRun, record: DeploymentRecord, api: AirflowApi | None, cluster: Path | None) -> list[Finding]:
@@ -41,7 +39,7 @@ def check_run(found: FoundRun, record: DeploymentRecord, api: AirflowApi | None,
     total = found.entry.iterations if found.entry else run.num_iterations
     name = f"run {found.name}"
     findings = [good(name, f"policy version {'none yet' if head is None else head} of {total}, {found.store.url}")]
-    findings += _alarms(name, records)
+    findings += [*_alarms(name, records), *_alerts(name, found)]
     if cluster is not None:
         findings += _same_cluster(name, run, cluster)
     if found.entry is None or api is None:
@@ -54,6 +52,22 @@ def _alarms(name: str, records: list[IterationRecord]) -> list[Finding]:
         note(name, f"iteration {latest.iteration} raised an alarm: {alarm}", "look at `motley rollouts stats`")
         for latest in records[-1:]
         for alarm in latest.alarms
+    ]
+
+
+def _alerts(name: str, found: FoundRun) -> list[Finding]:
+    """Return the alerts of the last day that no alarm of the newest record repeats, and what no notifier took."""
+    now = datetime.now(UTC)
+    recent = [a for a in list_alerts(found.store, found.name) if (now - a.raised_at).total_seconds() < RECENT_ALERTS_S]
+    findings = [
+        note(name, f"{alert.raised_at:%Y-%m-%d %H:%M} UTC, {alert.kind}: {alert.sentence}")
+        for alert in recent
+        if not alert.is_alarm
+    ]
+    faults = dict.fromkeys(fault for alert in recent for fault in alert.faults)
+    return findings + [
+        bad(name, f"an alert was not delivered: {fault}", "correct alerts.notifiers in the settings")
+        for fault in faults
     ]
 
 
@@ -110,12 +124,11 @@ def _progress(
         return [note(name, "paused", f"`motley unpause {entry.run}`, or `motley resume {entry.run}` to follow it")]
     if not active and dag.get("next_dagrun_logical_date") is None:
         return [bad(name, "no iteration is at work and Airflow plans none (an error in the timetable?)", "`motley up`")]
-    usual = [(r.ended_at - r.started_at).total_seconds() for r in records[-5:] if r.started_at and r.ended_at]
-    last = records[-1].ended_at if records else None
-    if usual and last is not None:
+    usual, last = usual_s(records), last_word(records)
+    if usual is not None and last is not None:
         silent = (datetime.now(UTC) - last).total_seconds()
-        if silent > max(STALLED_AT_LEAST_S, STALLED_FACTOR * median(usual)):
-            return [bad(name, f"no iteration ended for {silent:.0f} s (usual: {median(usual):.0f} s)", _stalled(entry))]
+        if silent > stall_limit_s(records, entry.stall_check_s):
+            return [bad(name, f"no iteration ended for {silent:.0f} s (usual: {usual:.0f} s)", _stalled(entry))]
     at_work = ", ".join(str(run_iteration(item)) for item in active) or "none yet"
     return [good(name, f"iteration(s) at work: {at_work}")]
 

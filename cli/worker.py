@@ -15,7 +15,7 @@ from cli.deployment import HomeOption, home_of
 from cli.deployment_api import AirflowApi
 from cli.deployment_checks import airflow_python, check_home, engines_python
 from cli.deployment_record import Worker, read_record
-from cli.deployment_settings import worker_environment
+from cli.deployment_settings import named_settings, worker_environment
 from cli.deployment_workers import (
     DEFAULT_CONCURRENCY,
     find_machine,
@@ -82,6 +82,7 @@ def _beside_deployment(wanted: Worker, place: MotleyHome) -> tuple[MotleyHome, d
     own = place.worker_home(wanted.machine)
     settings = worker_environment(wanted, own, os.environ, url=record.url, jwt_secret=record.jwt_secret)
     settings |= {ENGINES_PYTHON_VARIABLE: record.engines_python, DEPLOYMENT_VARIABLE: record.id}
+    settings |= named_settings(place, os.environ)
     return own, settings, record.airflow_python
 
 

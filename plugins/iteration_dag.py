@@ -27,8 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, BaseOperator, TriggerRule
+from airflow.sdk.definitions.callback import AsyncCallback
+from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
+from plugins import stall_watch
+from plugins.alert_callbacks import report_done, stage_failed
+from plugins.assets import rollouts_asset
 from plugins.policy_gate import PolicyGateOperator
+from plugins.quality_dag import QUALITY_PREFIX, build_quality_dag
 from plugins.retry_policies import RETRIES, stage_retry_policy
 from plugins.stage_operator import StageOperator, row_of
 from plugins.timetable import IterationTimetable
@@ -73,15 +79,21 @@ def build_run_dags(files: Iterable[Path], wanted: str | None = None) -> dict[str
     An unusable entry is logged and left out: its run stops, and `motley status` says why; raising would stop all others
     too.
     """
-    dags = {}
+    dags: dict[str, DAG] = {}
     for file in files:
-        if wanted is not None and wanted != dag_id_of(file.stem):
+        if wanted is not None and wanted not in (dag_id_of(file.stem), f"{QUALITY_PREFIX}{file.stem}"):
             continue
         try:
-            dags[dag_id_of(file.stem)] = build_run_dag(read_run_entry(file))
+            dags |= dags_of(read_run_entry(file))
         except ContractError:
             logger.exception("no DAG is made for %s", file)
     return dags
+
+
+def dags_of(entry: RunEntry) -> dict[str, DAG]:
+    """Return the DAGs of a run by id: the one that trains, and the one that reports on its rollouts, if asked for."""
+    made = [build_run_dag(entry), *([build_quality_dag(entry)] if entry.has_quality_report else [])]
+    return {dag.dag_id: dag for dag in made}
 
 
 def build_run_dag(entry: RunEntry) -> DAG:
@@ -100,6 +112,7 @@ def build_run_dag(entry: RunEntry) -> DAG:
         # The failure pauses the DAG in its own transaction, so that no later iteration starts. Without effect in async
         # mode, where a later one runs already; there the gates hold it.
         max_consecutive_failed_dag_runs=1 if is_sync else 0,
+        deadline=None if entry.stall_check_s is None else _stall_check(entry, entry.stall_check_s),
         # The DAG converts names to its enum, which is not public.
         allowed_run_types=["scheduled", "backfill"],  # type: ignore[list-item]  # text is accepted, the annotation names the enum only
         default_args={
@@ -115,6 +128,16 @@ def build_run_dag(entry: RunEntry) -> DAG:
     with dag:
         _wire(entry)
     return dag
+
+
+def _stall_check(entry: RunEntry, after_s: float) -> DeadlineAlert:
+    """Return the deadline that starts the watch of an iteration."""
+    return DeadlineAlert(
+        name="stall check",
+        reference=DeadlineReference.DAGRUN_QUEUED_AT,
+        interval=timedelta(seconds=after_s),
+        callback=AsyncCallback(stall_watch.CALLBACK, {"run": entry.run}),
+    )
 
 
 def _wire(entry: RunEntry) -> None:
@@ -195,6 +218,7 @@ class _Rows:
             max_lead=max_lead,
             deadline_s=entry.gate_deadline_s,
             storage_options=dict(entry.storage_options),
+            on_failure_callback=stage_failed,
             trigger_rule=TriggerRule.NONE_FAILED,
             queue=entry.control.queue,
             priority_weight=DEFAULT_PRIORITY,
@@ -203,12 +227,16 @@ class _Rows:
     def _stage(
         self, stage: StageName, task_id: str, machine: MachineEntry, stage_params: dict[str, Any] | None = None
     ) -> BaseOperator:
+        is_source = stage is StageName.REPORT and self.entry.has_quality_report
         return StageOperator(
             task_id=task_id,
             entry=self.entry,
             stage=stage,
             machine=machine,
             stage_params=stage_params,
+            on_success_callback=report_done if stage is StageName.REPORT else None,
+            outlets=[rollouts_asset(self.entry.run)] if is_source else [],
+            on_failure_callback=stage_failed,
             trigger_rule=TriggerRule.NONE_FAILED,
             queue=self.entry.queue_of(machine),
             priority_weight=PRIORITY.get(stage, DEFAULT_PRIORITY),

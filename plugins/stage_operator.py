@@ -11,22 +11,27 @@ import os
 import sys
 import time
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped
 from pydantic import JsonValue
 
+from plugins.assets import partition_of
 from plugins.log_tail import LogTail
 from plugins.stage_failures import error_of
-from plugins.store_connections import store_environment
+from plugins.store_connections import store_environment, store_options
 from stages.contract import StageName, StageRequest, StageResult, StageStatus
 from stages.errors import ContractError, DeadlineError, EngineUnavailableError
 from stages.home import ENGINES_PYTHON_VARIABLE, MotleyHome, iteration_of
 from stages.launch import StageAttempt, StageJob, stage_environment
 from stages.run_entry import MachineEntry, RunEntry
 from stages.stage_times import RESULTS_PARAM
+from storage.store import open_store
+
+if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
 
 POLL_INTERVAL_S = 0.05
 """Seconds between two looks at the process, its result and its log."""
@@ -80,6 +85,7 @@ class StageOperator(BaseOperator):
         self._job: StageJob | None = None
         self._attempt: StageAttempt | None = None
         self._token = ""
+        self._done: tuple[int, list[str]] | None = None
 
     def execute(self, context: Context) -> dict[str, JsonValue]:
         """Run the stage, or find the process that runs it, and return references to what it committed.
@@ -113,11 +119,24 @@ class StageOperator(BaseOperator):
         self._check(result, request)
         if result.error is not None:
             raise error_of(result.error)
+        self._done = (iteration, list(result.artefacts))
         references = _references(result)
         if self.stage is StageName.PLAN and (idle := self.idle_rows(iteration, references.get("queues"))):
             context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=references)
             raise DownstreamTasksSkipped(tasks=idle)  # type: ignore[no-untyped-call]  # has no annotations
+        for asset in self.outlets:
+            context["outlet_events"][asset].add_partitions(partition_of(iteration))
         return references
+
+    def get_openlineage_facets_on_complete(self, _: Any) -> OperatorLineage | None:  # noqa: ANN401 - task instance
+        """Return the datasets that the stage read and made; asked by Airflow's OpenLineage provider, if it is there."""
+        from plugins.lineage import stage_lineage
+
+        if self._done is None:  # skipped, or failed
+            return None
+        region = self.machine.region
+        store = open_store(self.entry.roots[region], **store_options(self.entry, region))
+        return stage_lineage(store, self.entry.run, self.stage, *self._done)
 
     def idle_rows(self, iteration: int, queues: JsonValue) -> list[str]:
         """Return the rows behind the plan that have nothing to do in an iteration."""

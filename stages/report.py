@@ -7,13 +7,15 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from plans.plan import Plan
+from stages.alarm_names import KINDS_FIELD
+from stages.alarms import Alarm, disk_alarms, drift_alarms, drifts_of, non_finite_alarms, trouble_alarms
 from stages.context import StageContext, StageOutcome
 from stages.critic_versions import critic_at_home
 from stages.errors import ContractError
 from stages.evaluations import stored_evaluation
 from stages.policy_files import policy_at_home
 from stages.rollout_shards import Shard, all_shards
-from stages.rollout_statistics import alarms_of, rollout_metrics, troubles_of
+from stages.rollout_statistics import rollout_metrics, troubles_of
 from stages.sharding import shard_ranges
 from stages.stage_times import StageTimes, read_results, results_elsewhere, stage_times, waits_between
 from stages.staleness.balance import drift, measured_balance, predicted_balance, who_waits
@@ -120,6 +122,7 @@ def build_record(context: StageContext) -> IterationRecord:
         "training_idle_s": waits.training_idle_s,
     }
     metrics["zero_variance_fraction"] = counts["groups_zero_variance"] / max(1, counts["groups"])
+    alarms = _alarms(context, troubles, [*training["optimizer_steps"], *critic_steps], metrics[DRIFT_METRIC])
     return IterationRecord(
         run=context.run.name,
         iteration=k,
@@ -133,8 +136,12 @@ def build_record(context: StageContext) -> IterationRecord:
         counts=counts,
         metrics=metrics,
         optimizer_steps=[_numbers(step) for step in training["optimizer_steps"]],
-        alarms=_alarms(context, troubles, [*training["optimizer_steps"], *critic_steps]),
-        metadata={**_metadata(context, policy, training, shards, times, troubles), "balance": balance},
+        alarms=[alarm.sentence for alarm in alarms],
+        metadata={
+            **_metadata(context, policy, training, shards, times, troubles),
+            "balance": balance,
+            KINDS_FIELD: [alarm.kind for alarm in alarms],
+        },
     )
 
 
@@ -292,20 +299,20 @@ def _predicted(context: StageContext) -> dict[str, float]:
     return predicted
 
 
-def _alarms(context: StageContext, troubles: Sequence[str], steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    wanted = context.job.limits.alarm_iterations
-    history: list[Sequence[str]] = [troubles]
-    for iteration in range(context.iteration - 1, max(-1, context.iteration - wanted), -1):
-        record = find_record(context, iteration)
-        history.insert(0, [] if record is None else record.metadata.get("troubles", []))
-    alarms = alarms_of(history, wanted)
-    skipped = sum(1 for step in steps if step["is_skipped"])
-    if skipped:
-        alarms.append(
-            f"{skipped} of {len(steps)} optimizer steps were skipped: loss or gradient was not finite; the rows are "
-            "dumped beside the trainer's state"
-        )
-    return alarms
+def _alarms(
+    context: StageContext, troubles: Sequence[str], steps: Sequence[Mapping[str, Any]], drift_now: float | None
+) -> list[Alarm]:
+    limits, replan = context.job.limits, context.job.replan
+    num = max(limits.alarm_iterations, replan.confirm)
+    before = [find_record(context, k) for k in range(max(0, context.iteration - num + 1), context.iteration)]
+    history = [[] if record is None else record.metadata.get("troubles", []) for record in before]
+    alarms = trouble_alarms([*history, troubles], limits.alarm_iterations) + non_finite_alarms(steps)
+    if context.job.generate_ahead:  # else one side waits for the other by design
+        alarms += drift_alarms(drifts_of(before, drift_now), limit=replan.drift, confirm=replan.confirm)
+    folders = {"the machine's state": context.state_dir}
+    if (local := context.home.local_path(layout.run_folder(context.run.name))) is not None:
+        folders["the object store"] = local
+    return alarms + disk_alarms(folders)
 
 
 def _numbers(step: Mapping[str, Any]) -> dict[str, float | None]:

@@ -100,18 +100,18 @@ def troubles_of(
     return found
 
 
-def alarms_of(history: Sequence[Sequence[str]], num_iterations: int) -> list[str]:
-    """Return a sentence for every trouble that lasts.
+def lasting_troubles(history: Sequence[Sequence[str]], num_iterations: int) -> dict[str, str]:
+    """Return a sentence for every trouble that lasts, by its name.
 
     Args:
         history: Troubles of consecutive iterations, the present one last.
         num_iterations: Iterations in a row after which a trouble raises an alarm.
     """
     if len(history) < num_iterations:
-        return []
+        return {}
     recent = history[len(history) - num_iterations :]
     lasting = [name for name in recent[-1] if all(name in troubles for troubles in recent)]
-    return [f"{name} in {num_iterations} iterations in a row: {TROUBLE_WORDS[name]}" for name in lasting]
+    return {name: f"{name} in {num_iterations} iterations in a row: {TROUBLE_WORDS[name]}" for name in lasting}
 
 
 def _column_stats(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

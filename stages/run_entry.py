@@ -70,6 +70,10 @@ class RunEntry(_Document):
     """Longest wait for a policy version."""
     stage_deadline_s: float = Field(default=3600.0, gt=0)
     """Longest run of one stage process."""
+    has_quality_report: bool = False
+    """Whether iterations are partitions of an asset, on which a second DAG reports."""
+    stall_check_s: float | None = Field(default=None, gt=0)
+    """Seconds after which an iteration is looked at that has not ended; null has Airflow not look."""
     storage_options: dict[str, JsonValue] = {}
     """Options for opening the object stores (fsspec); no secrets, those come from the environment or a connection."""
     storage_connections: dict[str, str] = {}

@@ -248,6 +248,8 @@ def entry_of(resolved: ResolvedRun) -> RunEntry:
             "profile_every": job.profile.every,
             "gate_deadline_s": job.limits.gate_deadline_s,
             "stage_deadline_s": job.limits.stage_deadline_s,
+            "stall_check_s": job.limits.stall_check_s,
+            "has_quality_report": job.metrics.quality_report,
         }
     )
 

@@ -7,6 +7,7 @@ folder with one ``manifest.json`` and, per attempt, one folder of data objects::
     <run>/profiles/<n>.json                 or <run>/profiles/<n>/<queue>.json
     <run>/plans/<n>.json
     <run>/iterations/<k>/record.json
+    <run>/iterations/<k>/quality.json
     <run>/iterations/<k>/[eval/]<family>/shard-<s>/manifest.json
     <run>/iterations/<k>/[eval/]<family>/shard-<s>/<attempt>/rows.parquet
     <run>/policies/head.json
@@ -15,6 +16,7 @@ folder with one ``manifest.json`` and, per attempt, one folder of data objects::
     <run>/trainer/<v>/manifest.json         and <run>/trainer/<v>/<attempt>/<file>
     <run>/leases/<holder>.json
     <run>/retention.json
+    <run>/alerts/<matter>.json
     <run>/metrics/manifest.json             and <run>/metrics/<attempt>/metrics.parquet
     <run>/superseded/<n>/<key of a manifest or record>
 
@@ -65,6 +67,7 @@ class Kind(StrEnum):
     PLAN = "plan"
     ITERATION_RECORD = "iteration_record"
     ITERATION_PLAN = "iteration_plan"
+    QUALITY = "quality"
     SHARD = "shard"
     POLICY_HEAD = "policy_head"
     POLICY = "policy"
@@ -75,6 +78,7 @@ class Kind(StrEnum):
     RETENTION = "retention"
     METRICS = "metrics"
     SUPERSEDED = "superseded"
+    ALERT = "alert"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +98,8 @@ class ParsedKey:
     shard: int | None = None
     """Shard index, for shards."""
     name: str | None = None
-    """Queue of a profile, holder of a lease, file name of a data object, or key of what a rewind set aside."""
+    """Queue of a profile, holder of a lease, matter of an alert, file name of a data object, or key of what a rewind
+    set aside."""
     attempt: str | None = None
     """Attempt of a data object; ``None`` for the manifest of an artefact."""
 
@@ -193,6 +198,11 @@ def iteration_plan(run: str, iteration: int) -> str:
     return f"{iteration_folder(run, iteration)}/plan.json"
 
 
+def quality_report(run: str, iteration: int) -> str:
+    """Key of the quality report of an iteration."""
+    return f"{iteration_folder(run, iteration)}/quality.json"
+
+
 def shard_folder(run: str, iteration: int, family: str, shard: int, split: Split | str = Split.TRAIN) -> str:
     """Folder (artefact) of one shard of the rollouts or of a column family."""
     base = iteration_folder(run, iteration)
@@ -254,6 +264,16 @@ def lease(run: str, holder: str) -> str:
 def retention_ledger(run: str) -> str:
     """Key of the document that names versions about to be deleted."""
     return f"{run_folder(run)}/retention.json"
+
+
+def alerts_folder(run: str) -> str:
+    """Folder of what people were told of a run."""
+    return f"{run_folder(run)}/alerts"
+
+
+def alert(run: str, matter: str) -> str:
+    """Key of the last alert about one matter."""
+    return f"{alerts_folder(run)}/{check_name(matter, 'matter of an alert')}.json"
 
 
 def metrics_folder(run: str) -> str:
@@ -337,6 +357,8 @@ def _parse_rest(run: str, rest: list[str]) -> ParsedKey | None:
             return ParsedKey(kind=kind, run=run, number=int(name[:-5]))
         case ["leases", name] if name.endswith(".json"):
             return ParsedKey(kind=Kind.LEASE, run=run, name=name[:-5])
+        case ["alerts", name] if name.endswith(".json"):
+            return ParsedKey(kind=Kind.ALERT, run=run, name=name[:-5])
         case ["superseded", number, *tail] if _NUMBER.match(number):
             before = _parse_rest(run, tail)
             is_usable = before is not None and not before.is_data and before.kind is not Kind.SUPERSEDED
@@ -356,6 +378,8 @@ def _parse_iteration(run: str, iteration: int, rest: list[str]) -> ParsedKey | N
         return ParsedKey(kind=Kind.ITERATION_RECORD, run=run, number=iteration)
     if rest == ["plan.json"]:
         return ParsedKey(kind=Kind.ITERATION_PLAN, run=run, number=iteration)
+    if rest == ["quality.json"]:
+        return ParsedKey(kind=Kind.QUALITY, run=run, number=iteration)
     split = Split.EVAL if len(rest) > 3 and rest[0] == "eval" and _SHARD.match(rest[2]) else Split.TRAIN
     rest = rest[1:] if split is Split.EVAL else rest
     if len(rest) < 3 or not (found := _SHARD.match(rest[1])):

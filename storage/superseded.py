@@ -112,6 +112,9 @@ def _is_later(key: str, version: int) -> bool:
     return not parsed.is_data and parsed.number is not None and _first_version_after(parsed) > version
 
 
+_OF_ITERATIONS = (Kind.SHARD, Kind.ITERATION_RECORD, Kind.ITERATION_PLAN, Kind.QUALITY)
+
+
 def _first_version_after(parsed: ParsedKey) -> int:
     """Return the policy version from which on an object is the future; -1 for what no rewind concerns."""
     number = parsed.number or 0
@@ -119,4 +122,4 @@ def _first_version_after(parsed: ParsedKey) -> int:
         parsed.kind is Kind.SHARD and parsed.split is Split.EVAL
     ):
         return number
-    return number + 1 if parsed.kind in (Kind.SHARD, Kind.ITERATION_RECORD, Kind.ITERATION_PLAN) else -1
+    return number + 1 if parsed.kind in _OF_ITERATIONS else -1

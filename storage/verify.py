@@ -9,6 +9,7 @@ from enum import StrEnum
 from pydantic import BaseModel
 
 from storage import layout
+from storage.alerts import ALERT_FORMAT, Alert
 from storage.checkpoints import INDEX_FORMAT, CheckpointIndex
 from storage.critics import resolve_critic
 from storage.documents import check_format, parse_json, read_model
@@ -31,6 +32,7 @@ _MODELS: dict[Kind, tuple[type[BaseModel], str]] = {
     Kind.POLICY_HEAD: (PolicyHead, HEAD_FORMAT),
     Kind.CHECKPOINT_INDEX: (CheckpointIndex, INDEX_FORMAT),
     Kind.LEASE: (Lease, LEASE_FORMAT),
+    Kind.ALERT: (Alert, ALERT_FORMAT),
     Kind.RETENTION: (RetentionLedger, RETENTION_FORMAT),
 }
 

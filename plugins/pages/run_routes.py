@@ -15,6 +15,7 @@ from plugins.pages.render import Pages, link
 from plugins.pages.run_source import PageRun
 from stages.plan_history import ADOPTED_BECAUSE, committed_plans
 from stages.stage_times import ORDER
+from storage.alerts import list_alerts
 from storage.runs import IterationRecord
 
 #: Title, unit, and metrics with their names in the legend.
@@ -46,7 +47,7 @@ class Event:
     iteration: int
     """Iteration that it belongs to."""
     kind: str
-    """alarm, plan or rewind."""
+    """alarm, alert, plan or rewind."""
     sentence: str
     """What happened."""
     at: datetime | None = None
@@ -110,11 +111,16 @@ def stage_charts(records: Sequence[IterationRecord]) -> list[Chart]:
 
 
 def events_of(run: PageRun, records: Sequence[IterationRecord]) -> list[Event]:
-    """Return alarms, plans and rewinds, newest iteration first."""
+    """Return alarms, alerts about what no record tells, plans and rewinds, newest iteration first."""
     found = [
         Event(iteration=record.iteration, kind="alarm", sentence=alarm, at=record.ended_at)
         for record in records
         for alarm in record.alarms
+    ]
+    found += [
+        Event(iteration=alert.iteration, kind="alert", sentence=alert.sentence, at=alert.raised_at)
+        for alert in list_alerts(run.store, run.name)
+        if not alert.is_alarm
     ]
     for entry in committed_plans(run.store, run.name):
         why = (entry.plan.search.model_extra or {}).get(ADOPTED_BECAUSE)

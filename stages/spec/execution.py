@@ -118,6 +118,10 @@ class LimitsSpec(Section):
     """A stage process that runs longer is ended and retried."""
     gate_deadline_s: float = Field(default=7 * 24 * 3600.0, gt=0)
     """Longest wait for the policy version that an iteration needs."""
+    stall_check_s: float | None = Field(default=None, gt=0)
+    """Seconds after which Airflow looks whether an iteration moves (a deadline alert); null has it not look. A run
+    counts as stalled when no iteration was reported for this long (null: 600 s) and for ten times the usual seconds of
+    one."""
     canary_max_logprob_gap: float = Field(default=1e-2, gt=0)
     """Largest allowed gap, in nats, between engine and trainer log-probs on the canary rows (mean over tokens)."""
     non_finite_steps: int = Field(default=3, ge=1)

@@ -10,3 +10,6 @@ class MetricsSpec(Section):
 
     tensorboard: bool = True
     """Also write TensorBoard event files, when the package is installed."""
+    quality_report: bool = False
+    """Make every iteration a partition of an Airflow asset when it is reported, and have a DAG of its own write a
+    quality report on its rollouts."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stages.evaluations import evaluation_score
-from stages.rollout_statistics import alarms_of, rollout_metrics, troubles_of
+from stages.rollout_statistics import lasting_troubles, rollout_metrics, troubles_of
 
 
 def row(reward: float | None, length: int = 2, finish: str = "stop", **columns: Any) -> dict[str, Any]:
@@ -54,10 +54,11 @@ def test_troubles_name_what_is_wrong() -> None:
 
 
 def test_alarm_needs_the_same_trouble_in_consecutive_iterations() -> None:
-    assert alarms_of([["constant_reward"], ["constant_reward"]], 3) == []
-    assert alarms_of([["constant_reward"], [], ["constant_reward"]], 3) == []
-    (alarm,) = alarms_of([["no_signal"], ["no_signal", "constant_reward"], ["no_signal"]], 3)
-    assert alarm.startswith("no_signal in 3 iterations in a row: no prompt group has different rewards")
+    assert lasting_troubles([["constant_reward"], ["constant_reward"]], 3) == {}
+    assert lasting_troubles([["constant_reward"], [], ["constant_reward"]], 3) == {}
+    alarms = lasting_troubles([["no_signal"], ["no_signal", "constant_reward"], ["no_signal"]], 3)
+    assert list(alarms) == ["no_signal"]
+    assert alarms["no_signal"].startswith("no_signal in 3 iterations in a row: no prompt group has different rewards")
 
 
 def test_evaluation_counts_missing_answers_as_wrong_and_leaves_failures_out() -> None:

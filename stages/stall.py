@@ -1,0 +1,46 @@
+"""When a run that says nothing counts as stalled: after ten times the usual seconds of its last iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from statistics import median
+from typing import Final
+
+from storage.runs import IterationRecord
+
+STALLED_FACTOR: Final = 10.0
+"""Times the usual seconds of an iteration after which a run without a new record counts as stalled."""
+
+STALLED_AT_LEAST_S: Final = 600.0
+"""Seconds that no run counts as stalled before, where the job says nothing else."""
+
+_RECENT: Final = 5
+"""Iterations that say what is usual."""
+
+
+def usual_s(records: Sequence[IterationRecord]) -> float | None:
+    """Return the usual seconds of an iteration, the median of the last ones; None before one is reported."""
+    seconds = [
+        (record.ended_at - record.started_at).total_seconds()
+        for record in records[-_RECENT:]
+        if record.started_at is not None and record.ended_at is not None
+    ]
+    return median(seconds) if seconds else None
+
+
+def stall_limit_s(records: Sequence[IterationRecord], at_least_s: float | None) -> float:
+    """Return the seconds of silence from which a run counts as stalled.
+
+    Args:
+        records: Records of its iterations, ascending.
+        at_least_s: The least limit (`limits.stall_check_s`); it alone counts before an iteration is reported.
+    """
+    least = STALLED_AT_LEAST_S if at_least_s is None else at_least_s
+    usual = usual_s(records)
+    return least if usual is None else max(least, STALLED_FACTOR * usual)
+
+
+def last_word(records: Sequence[IterationRecord]) -> datetime | None:
+    """Return when the newest reported iteration ended, UTC; None before one is."""
+    return next((record.ended_at for record in reversed(records) if record.ended_at is not None), None)
