@@ -9,20 +9,17 @@ import typer
 
 from cli.deployment import HomeOption, JsonOption, home_of
 from cli.deployment_workers import find_machine
-from cli.documents import ClusterOption, PlanOption, read_cluster, read_plan
+from cli.documents import ClusterOption, PlanOption, read_cluster
 from cli.errors import InputError
 from cli.follow import run_iteration
 from cli.output import Output
+from cli.plan_by_hand import commit_plan, plan_by_hand
 from cli.run_control import LiveRun, RunArgument, changed, live_run, rewritten, stop_run
 from cli.run_register import check_served, register, wait_for_dag
-from plans.plan import check_plan
 from plans.spec.cluster import Cluster
-from stages.engine_limits import engine_limits
-from stages.plan_history import committed_plans, with_adoption
 from stages.run_entry import RunEntry
 from stages.runs import demand_entry
 from storage.layout import iteration_plan
-from storage.runs import write_plan
 from storage.store import open_store
 
 app = typer.Typer()
@@ -143,20 +140,8 @@ def adopt_plan(live: LiveRun, file: Path) -> tuple[int, int]:
         InputError: an engine can't run it, or a drained machine would have work.
         PlanMismatchError, SpecError: it does not belong to, or does not fit, the run's cluster and job.
     """
-    run, chosen = live.resolved, read_plan(file)
-    check_plan(chosen, run.cluster, run.job.planner, source_name=str(file))
-    faults = engine_limits(run.job).faults(chosen, run.cluster.view)
-    used = {gpu.rpartition("/")[0] for placed in chosen.tasks.values() for gpu in placed.gpus}
-    faults += [f"machine {name} is drained" for name in run.drained if name in used]
-    if faults:
-        raise InputError(f"{file} asks for what can't be done: {'; '.join(faults)}.")
-    store, at = open_store(run.home_root), next_iteration(live)
-    number = len(committed_plans(store, run.name))
-    by_hand = chosen.model_copy(update={"method": "by-hand"})
-    search = type(by_hand.search).model_validate({**by_hand.search.model_dump(), "drained": list(run.drained)})
-    document = with_adoption(by_hand.model_copy(update={"search": search}), at, "by hand (motley replan)").to_document()
-    write_plan(store, run.name, number, document)
-    return number, at
+    run, at = live.resolved, next_iteration(live)
+    return commit_plan(run, plan_by_hand(file, run), at, "motley replan"), at
 
 
 def next_iteration(live: LiveRun) -> int:

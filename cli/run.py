@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ from cli.errors import InputError
 from cli.follow import RunFollower
 from cli.follow_view import follow
 from cli.output import Output
+from cli.plan_by_hand import commit_plan, plan_by_hand
 from cli.run_lookup import open_entry_store
 from cli.run_outcome import outcome_of, outcome_text
 from cli.run_register import check_served, default_name, preflight, register, wait_for_dag
@@ -35,6 +37,10 @@ def run(
     iterations: Annotated[int | None, typer.Option("--iterations", "-n", help="Default: the job's.")] = None,
     name: Annotated[str | None, typer.Option(help="Run name; default: the job's name and the time.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: the job's.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", "-p", help="Plan file (JSON) to start with; default: the planner decides."),
+    ] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the UI, if Airflow must be started.")
     ] = None,
@@ -65,6 +71,7 @@ def run(
             f"There is a run {entry.run!r} in {place.path} already; give another --name, or continue it with "
             f"`motley resume {entry.run}`."
         )
+    chosen = None if plan is None else plan_by_hand(plan, resolved)
     check_home(place)
     output.progress("checking model, data and rewards")
     record = read_record(place.deployment_file)
@@ -75,6 +82,8 @@ def run(
     deployment = bring_up(place, port=port, environment=os.environ, report=output.progress)
     check_served(deployment, entry, cluster)
     create_run(resolved)
+    if chosen is not None:
+        commit_plan(resolved, chosen, 0, "motley run --plan")
     register(entry, place)
     output.progress(f"run {entry.run}: {entry.iterations} iterations, {deployment.url}/dags/{dag_id_of(entry.run)}")
     store = open_entry_store(entry)

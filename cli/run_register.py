@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cli.deployment_api import AirflowApi
 from cli.deployment_record import DeploymentRecord
-from cli.deployment_settings import DAGS_DIR
+from cli.deployment_settings import DAGS_DIR, start_timeout_s
 from cli.deployment_workers import missing_queues
 from cli.errors import CommandError, DeploymentError, InputError
 from stages.home import MotleyHome, dag_id_of
@@ -20,10 +20,10 @@ from stages.run_entry import RunEntry
 from stages.runs import entry_of, load_run
 
 PREFLIGHT_TIMEOUT_S = 900.0
-"""Longest preflight: it reads the whole dataset."""
+"""Longest preflight, which reads the whole dataset, where the environment says no longer one."""
 
 DAG_TIMEOUT_S = 180.0
-"""Longest wait until Airflow has parsed a new run's DAG."""
+"""Longest wait until Airflow has parsed a new run's DAG, where the environment says nothing else."""
 
 DAG_FILE = DAGS_DIR / "motley_runs.py"
 """File from which Airflow makes the DAGs of all runs."""
@@ -80,13 +80,12 @@ def preflight(
         "--root",
         str(root),
     ]
+    timeout_s = max(PREFLIGHT_TIMEOUT_S, start_timeout_s(PREFLIGHT_TIMEOUT_S))
     try:
         # Not in the user's folder: a module that is found there only would be missing in the stages.
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PREFLIGHT_TIMEOUT_S, check=False, cwd="/"
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd="/")
     except subprocess.TimeoutExpired as error:
-        raise CommandError(f"The preflight check of {job} did not end within {PREFLIGHT_TIMEOUT_S:.0f} s.") from error
+        raise CommandError(f"The preflight check of {job} did not end within {timeout_s:.0f} s.") from error
     if done.returncode == 0:
         for line in done.stdout.splitlines():
             report(line)
@@ -132,7 +131,8 @@ def wait_for_dag(api: AirflowApi, entry: RunEntry) -> None:
         DeploymentError: the DAG does not appear; says which import error Airflow has, if any.
     """
     dag_id, summary = dag_id_of(entry.run), f"{entry.iterations} iterations"
-    deadline = time.monotonic() + DAG_TIMEOUT_S
+    timeout_s = start_timeout_s(DAG_TIMEOUT_S)
+    deadline = time.monotonic() + timeout_s
     asked_at = 0.0
     while True:
         dag = api.dag(dag_id)
@@ -148,7 +148,7 @@ def wait_for_dag(api: AirflowApi, entry: RunEntry) -> None:
                 if faults
                 else "the dag-processor has not parsed it; see `motley status`"
             )
-            raise DeploymentError(f"Airflow does not show DAG {dag_id} after {DAG_TIMEOUT_S:.0f} s; {reason}.")
+            raise DeploymentError(f"Airflow does not show DAG {dag_id} after {timeout_s:.0f} s; {reason}.")
         time.sleep(0.3)
 
 

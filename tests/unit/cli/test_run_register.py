@@ -7,6 +7,7 @@ import pytest
 
 from cli import run_register
 from cli.deployment_api import AirflowApi
+from cli.deployment_settings import START_TIMEOUT_VARIABLE
 from cli.errors import CommandError, DeploymentError, InputError
 from cli.run_outcome import outcome_text
 from cli.run_register import default_name, entry_from_store, entry_of, preflight, register, wait_for_dag
@@ -116,7 +117,8 @@ def test_dag_that_does_not_appear_is_a_sentence_with_airflows_import_error(
     server = AirflowServer("motley__demo", summary="3 iterations")
     api = AirflowApi("http://127.0.0.1:1", transport=server.transport())
     monkeypatch.setattr(run_register, "DAG_FILE", tmp_path / "missing.py")
-    monkeypatch.setattr(run_register, "DAG_TIMEOUT_S", -1.0)
+    monkeypatch.delenv(START_TIMEOUT_VARIABLE, raising=False)
+    monkeypatch.setattr(run_register, "DAG_TIMEOUT_S", 1e-9)
     with pytest.raises(DeploymentError, match=r"does not show DAG motley__demo .*its import error is: KeyError: 'x'"):
         wait_for_dag(api, quickstart_entry(tmp_path))
 
