@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import http.client
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
 
 from storage.errors import (
     BucketMissingError,
@@ -28,7 +31,7 @@ _TRANSIENT = frozenset(
 )
 _TRANSIENT_CODES = frozenset(
     {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "InternalError"}
-    | {"ServiceUnavailable", "RequestTimeout", "RequestTimeTooSkewed", "OperationAborted", "500", "502", "503", "504"}
+    | {"ServiceUnavailable", "RequestTimeout", "OperationAborted", "500", "502", "503", "504"}
     | {"429", "408", "IncompleteBody", "BadDigest"}
 )
 _CREDENTIAL_CODES = frozenset(
@@ -37,6 +40,7 @@ _CREDENTIAL_CODES = frozenset(
 )
 _DENIED_CODES = frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "MethodNotAllowed"})
 _MISSING_CODES = frozenset({"NoSuchKey", "404", "NotFound"})
+_SKEWED = "RequestTimeTooSkewed"
 _FULL_CODES = frozenset({"QuotaExceeded", "InsufficientStorage", "507", "EntityTooLarge"})
 _CREDENTIAL_CLASSES = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"}
@@ -48,7 +52,14 @@ _TRANSIENT_CLASSES = frozenset(
     | {"ResponseStreamingError", "IncompleteReadError", "ClientOSError", "HttpError", "ProxyConnectionError"}
 )
 
-_CLOCK = " (if this repeats, compare this machine's clock with the store's: more than 15 minutes apart is refused)"
+_REFUSALS = frozenset({400, 401, 403})
+"""Statuses with which servers answer a request whose signature has another time than theirs."""
+
+CLOCK_TOLERANCE_S = 300.0
+"""Seconds between this machine's clock and the store's below which the clock is not held to be why it refuses."""
+
+now: Callable[[], datetime] = lambda: datetime.now(UTC)  # noqa: E731
+"""Clock; replaced by tests."""
 
 
 @contextmanager
@@ -71,24 +82,56 @@ def translated(url: str, key: str, action: str) -> Iterator[None]:
 def translate(error: BaseException, url: str, key: str, action: str) -> StorageError:
     """Return the storage error that stands for a foreign exception."""
     where = f"cannot {action} {url}/{key}"
-    code = _service_code(error)
-    kind, advice = _classify(error, code)
+    response = _service_response(error)
+    code = _service_code(response)
+    skew = _clock_skew(response, code)
+    kind, advice = skew if skew is not None else _classify(error, code)
     if kind is ObjectMissingError and action == "write":
         kind, advice = StoreAccessError, "its folder can't be made there; choose another storage root"
     shown = f"{type(error).__name__}{f' {code}' if code else ''}: {error}"
     return kind(f"{where}: {advice} [{shown}]", key=key)
 
 
-def _service_code(error: BaseException) -> str | None:
-    """Return the code of the S3 error that is, or caused, the exception."""
+def _service_response(error: BaseException) -> dict[str, Any]:
+    """Return botocore's document of the S3 answer that is, or caused, the exception; empty if there is none."""
     seen: BaseException | None = error
     while seen is not None:
         response = getattr(seen, "response", None)
         if isinstance(response, dict) and isinstance(response.get("Error"), dict):
-            code = response["Error"].get("Code")
-            return str(code) if code is not None else None
+            return response
         seen = seen.__cause__ or seen.__context__
+    return {}
+
+
+def _service_code(response: dict[str, Any]) -> str | None:
+    code = response.get("Error", {}).get("Code")
+    return None if code is None else str(code)
+
+
+def _clock_skew(response: dict[str, Any], code: str | None) -> tuple[type[StorageError], str] | None:
+    """Return class and advice where a store refuses a request because this machine's clock is wrong.
+
+    Servers say so in many ways (Amazon: RequestTimeTooSkewed; rclone: AccessDenied, or 400 without a word), but all
+    answers carry the server's time.
+    """
+    remedy = "stores refuse requests whose time is minutes from theirs; set this machine's clock (NTP)"
+    facts = response.get("ResponseMetadata", {})
+    is_refusal = code == _SKEWED or facts.get("HTTPStatusCode") in _REFUSALS
+    behind_s = _seconds_behind(facts.get("HTTPHeaders", {}).get("date")) if is_refusal else 0.0
+    if abs(behind_s) > CLOCK_TOLERANCE_S:
+        way = "behind" if behind_s > 0 else "ahead of"
+        return StoreAccessError, f"this machine's clock is {abs(behind_s) / 60:.0f} min {way} the store's; {remedy}"
+    if code == _SKEWED:
+        return StoreAccessError, f"this machine's clock is not the store's; {remedy}"
     return None
+
+
+def _seconds_behind(date: str | None) -> float:
+    """Return how far this machine's clock is behind the one of an answer; 0 where the answer has no time."""
+    try:
+        return (parsedate_to_datetime(date or "") - now()).total_seconds()
+    except (TypeError, ValueError):  # no date, or one without a zone
+        return 0.0
 
 
 def _classify(error: BaseException, code: str | None) -> tuple[type[StorageError], str]:
@@ -123,6 +166,6 @@ def _classify_code(code: str) -> tuple[type[StorageError], str] | None:
     if code in _FULL_CODES:
         return StoreFullError, "the store's quota is used up; free space or raise it"
     if code in _TRANSIENT_CODES:
-        clock = _CLOCK if code == "RequestTimeTooSkewed" else ""
-        return TransientStorageError, f"the store asks to try again{clock}"
+        advice = "the store asks to try again; if that repeats, look at the store itself (its disk may be full)"
+        return TransientStorageError, advice
     return None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import inspect
 import pickle
+import re
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
 
-from storage import errors
+from storage import errors, foreign_errors
 from storage.errors import (
     BucketMissingError,
     CredentialsError,
@@ -31,7 +34,7 @@ class ServiceError(Exception):
 
     def __init__(self, code: str) -> None:
         super().__init__(f"service said {code}")
-        self.response = {"Error": {"Code": code}}
+        self.response: dict[str, object] = {"Error": {"Code": code}}
 
 
 def test_every_error_has_one_root_and_survives_pickling() -> None:
@@ -58,7 +61,7 @@ def test_every_error_has_one_root_and_survives_pickling() -> None:
         (ServiceError("SlowDown"), TransientStorageError),
         (ServiceError("503"), TransientStorageError),
         (ServiceError("InternalError"), TransientStorageError),
-        (ServiceError("RequestTimeTooSkewed"), TransientStorageError),
+        (ServiceError("RequestTimeTooSkewed"), StoreAccessError),
         (ServiceError("NoSuchBucket"), BucketMissingError),
         (ServiceError("NoSuchKey"), ObjectMissingError),
         (ServiceError("AccessDenied"), PermissionDeniedError),
@@ -88,9 +91,32 @@ def test_service_code_is_found_behind_the_os_error_that_wraps_it() -> None:
         wrapped()
 
 
-def test_clock_skew_is_named_as_a_possible_cause() -> None:
-    found = translate(ServiceError("RequestTimeTooSkewed"), "s3://b", "k", "read")
-    assert "compare this machine's clock" in str(found)
+@pytest.mark.parametrize(
+    ("code", "status", "minutes", "expected", "words"),
+    [
+        ("RequestTimeTooSkewed", 403, 61, StoreAccessError, "this machine's clock is 61 min behind the store's; .*NTP"),
+        ("RequestTimeTooSkewed", 403, None, StoreAccessError, "this machine's clock is not the store's; .*NTP"),
+        ("AccessDenied", 400, -20, StoreAccessError, "this machine's clock is 20 min ahead of the store's"),
+        ("400", 400, 61, StoreAccessError, "61 min behind"),
+        ("403", 403, 61, StoreAccessError, "61 min behind"),
+        ("AccessDenied", 403, 2, PermissionDeniedError, "grant read, write"),
+        ("SignatureDoesNotMatch", 403, None, CredentialsError, "renew them"),
+        ("InternalError", 500, 61, TransientStorageError, "try again"),
+        ("NoSuchBucket", 404, 61, BucketMissingError, "create it"),
+    ],
+)
+def test_refusal_of_a_store_whose_time_is_another_names_the_clock(
+    code: str, status: int, minutes: int | None, expected: type[StorageError], words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    here = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    monkeypatch.setattr(foreign_errors, "now", lambda: here)
+    error = ServiceError(code)
+    headers = {} if minutes is None else {"date": format_datetime(here + timedelta(minutes=minutes))}
+    error.response["ResponseMetadata"] = {"HTTPStatusCode": status, "HTTPHeaders": headers}
+    found = translate(error, "s3://b", "k", "read")
+    assert type(found) is expected
+    assert re.search(words, str(found))
 
 
 def test_every_botocore_exception_maps_into_the_tree() -> None:
