@@ -7,7 +7,7 @@ ENGINES = .venv-engines/.installed
 VLLM = .venv-engines/.installed-vllm
 MOTLEY = MOTLEY_HOME=$(CURDIR)/.motley MOTLEY_ENGINES_PYTHON=$(CURDIR)/.venv-engines/bin/python .venv/bin/motley
 
-.PHONY: help env env-vllm quickstart smollm2 down lint test test-all test-browser test-system audit clean
+.PHONY: help env env-vllm quickstart smollm2 two-regions down lint test test-all test-browser test-system audit clean
 
 help:  ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,9 @@ quickstart: env  ## Train a small model in a real Airflow on this machine, then 
 
 smollm2: env-vllm  ## Train SmolLM2-135M with vLLM on grade-school arithmetic
 	$(MOTLEY) run --job examples/smollm2-gsm/job.yaml --cluster examples/smollm2-gsm/cluster.yaml
+
+two-regions: env  ## Train over two regions: namespaces, S3 servers and a shaped link on this machine (root; else proxies)
+	.venv/bin/python -m scripts.regions.example --folder .two-regions
 
 down:  ## Stop what quickstart or a run left running
 	$(MOTLEY) down
@@ -59,4 +62,4 @@ audit: $(LIGHT)  ## Look the pinned packages up among known vulnerabilities (nee
 	scripts/audit.sh constraints/airflow-py311.txt constraints/engines-py311.txt
 
 clean: down  ## Remove the environments and the local deployment
-	rm -rf .venv .venv-engines .motley
+	rm -rf .venv .venv-engines .motley .two-regions

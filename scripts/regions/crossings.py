@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from scripts.regions.layout import Region, Regions, Way
@@ -16,7 +18,19 @@ from storage.rollout_schema import Family
 from storage.rollouts import find_shard
 from storage.store import Store, open_store
 
-_POLICY: Final = re.compile(r"/policies/(\d+)/[^/]+/(.+)")
+_POLICY: Final = re.compile(r"/policies/(\d+)/(?!fence/)[^/]+/(.+)")
+"""A file of a policy version, in the folder of an attempt; the fence of attempts is none."""
+_KINDS: Final = {
+    "policy, delta": r"/policies/\d+/[^/]+/delta/",
+    "policy, whole weights": r"/policies/\d+/[^/]+/[^/]+\.safetensors$",
+    "policy, other files": r"/policies/",
+    "resume points": r"/(trainer|critics)/",
+    "rows": r"/iterations/.*\.parquet$",
+    "manifests of rows": r"/iterations/.*/manifest\.json$",
+    "records and plans": r"/(run|retention|record|plan)\.json$|/(plans|profiles)/",
+    "leases": r"/leases/",
+}
+"""Kinds of objects by their keys; the first one that fits counts."""
 _MOST_SHARDS: Final = 64
 """Shards looked for in a region."""
 _ROWS: Final = re.compile(r"/iterations/(\d+)/.*\.parquet")
@@ -28,26 +42,48 @@ def store_of(region: Region) -> Store:
 
 
 def bytes_read(layout: Regions, way: Way, pattern: re.Pattern[str]) -> Counter[tuple[str, ...]]:
-    """Return the bytes asked for over a line, by what a pattern finds in the object's path."""
+    """Return the bytes that came over a line, by what a pattern finds in the object's path."""
     found: Counter[tuple[str, ...]] = Counter()
-    peer = layout.region(way.peer)
     for request in requests_of(layout.journal(way)):
+        match = pattern.search(str(request["path"]).partition("?")[0])
+        if request["method"] == "GET" and match is not None and request["status"] in (200, 206):
+            if request["received_bytes"] is None:
+                raise ValueError(f"{layout.journal(way)}: the answer for {request['path']} did not say its length")
+            found[match.groups()] += int(str(request["received_bytes"]))
+    return found
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What crossed a line of one kind of objects."""
+
+    num_requests: int = 0
+    """Requests."""
+    read_bytes: int = 0
+    """Bytes of objects that came back."""
+    written_bytes: int = 0
+    """Bytes of objects that were sent."""
+
+
+def traffic(journal: Path) -> dict[str, Traffic]:
+    """Return what crossed a line, by kind of object; bodies only, as far as their length was announced."""
+    found: dict[str, Traffic] = {}
+    for request in requests_of(journal):
         path = str(request["path"]).partition("?")[0]
-        match = pattern.search(path)
-        if request["method"] == "GET" and match is not None:
-            length = request["length"]
-            whole = peer.folder / "s3" / path.lstrip("/")
-            found[match.groups()] += int(str(length)) if length is not None else whole.stat().st_size
+        kind = next((name for name, pattern in _KINDS.items() if re.search(pattern, path)), "other")
+        one = found.setdefault(kind, Traffic())
+        one.num_requests += 1
+        one.read_bytes += int(str(request["received_bytes"] or 0))
+        one.written_bytes += int(str(request["sent_bytes"]))
     return found
 
 
 def weight_facts(layout: Regions, run: str, iterations: int) -> list[dict[str, Any]]:
     """Return, for every policy version and region, what is stored there and what of it crossed the link from home."""
-    home = layout.regions[0]
+    home = layout.home
     facts = []
     for region in layout.regions[1:]:
-        way = next(w for w in layout.ways if (w.asker, w.peer) == (region.name, home.name))
-        crossed = bytes_read(layout, way, _POLICY)
+        crossed = bytes_read(layout, layout.way(region.name, home.name), _POLICY)
         for version in range(iterations + 1):
             policy = resolve_policy(store_of(home), run, version)
             sizes = {part.name: part.size for part in policy.manifest.parts}
@@ -72,10 +108,7 @@ def rollout_facts(layout: Regions, run: str, iterations: int) -> list[dict[str, 
                 for (number,), size in bytes_read(layout, way, _ROWS).items():
                     elsewhere[number] += size
         for iteration in range(iterations):
-            makers: Counter[str] = Counter()
-            for manifest in _shards(store, run, iteration):
-                for part in manifest.parts:
-                    makers += Counter(read_table(store, part, Family.ROLLOUTS, ["region"])["region"].to_pylist())
+            makers = Counter(row["region"] for row in rows_in(store, run, iteration, ["region"]))
             facts.append(
                 {
                     "region": region.name, "iteration": iteration, "rows_by_maker": dict(makers),
@@ -83,6 +116,12 @@ def rollout_facts(layout: Regions, run: str, iterations: int) -> list[dict[str, 
                 }
             )  # fmt: skip
     return facts
+
+
+def rows_in(store: Store, run: str, iteration: int, columns: list[str]) -> list[dict[str, Any]]:
+    """Return columns of the rollouts of an iteration that lie in one region's store."""
+    parts = [part for manifest in _shards(store, run, iteration) for part in manifest.parts]
+    return [row for part in parts for row in read_table(store, part, Family.ROLLOUTS, columns).to_pylist()]
 
 
 def _shards(store: Store, run: str, iteration: int) -> list[Manifest]:

@@ -17,6 +17,9 @@ from plans.spec.cluster import Cluster
 from stages.home import HOME_VARIABLE
 from storage.store_options import options_variable
 
+REPOSITORY = Path(__file__).parents[2]
+"""Where the code is that runs in the regions."""
+
 S3_PORT = 9000
 """Port of a region's server inside its own namespace."""
 
@@ -87,6 +90,15 @@ class Regions(_Document):
         """Return a region by name."""
         return next(region for region in self.regions if region.name == name)
 
+    @property
+    def home(self) -> Region:
+        """The home region."""
+        return self.regions[0]
+
+    def way(self, asker: str, peer: str) -> Way:
+        """Return how one region reaches another one's store."""
+        return next(way for way in self.ways if (way.asker, way.peer) == (asker, peer))
+
     def journal(self, way: Way) -> Path:
         """Return the file with the requests that passed a line."""
         return self.region(way.asker).folder / f"requests-to-{way.peer}.jsonl"
@@ -130,7 +142,7 @@ def home_of(region: Region) -> Path:
 def environment(layout: Regions, region: Region) -> dict[str, str]:
     """Return what a process of a region has in its environment beside what it inherits."""
     options = options_variable(layout.storage_options(region.name))
-    return {HOME_VARIABLE: str(home_of(region)), "PYTHONPATH": str(Path.cwd()), **options}
+    return {HOME_VARIABLE: str(home_of(region)), "PYTHONPATH": str(REPOSITORY), **options}
 
 
 def planned(cluster: Cluster, folder: Path, mode: Mode) -> Regions:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -49,13 +49,13 @@ def start(layout: Regions, folder: Path) -> Regions:
         if layout.mode == "namespaces":
             _lay_links(layout)
         for region in layout.regions:
-            layout = _with(layout, folder, serve_s3(region))
+            layout = recorded(layout, folder, serve_s3(region))
         for way in layout.ways:
-            layout = _with(layout, folder, _line(layout, way))
+            layout = recorded(layout, folder, _line(layout, way))
         for region in layout.regions:
-            _wait_for(region, region.s3_port)
+            wait_for(region, region.s3_port)
         for way in layout.ways:
-            _wait_for(layout.region(way.asker), way.port)
+            wait_for(layout.region(way.asker), way.port)
     except BaseException:
         stop(layout, folder)
         raise
@@ -114,14 +114,39 @@ def line_options(layout: Regions, way: Way) -> list[str]:
     return ["--delay-ms", str(way.delay_ms), *rate]
 
 
-def spawn(region: Region, command: Sequence[str], name: str) -> psutil.Process:
-    """Start a process in a region's network, with a log in the region's folder."""
+def spawn(
+    region: Region, command: Sequence[str], name: str, environment: Mapping[str, str] | None = None
+) -> psutil.Process:
+    """Start a process in a region's network, with a log in the region's folder; default: this process's environment."""
     with (region.folder / f"{name}.log").open("ab") as log:
         child = subprocess.Popen(
             inside(region, command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True, env=environment,
         )  # fmt: skip
     return psutil.Process(child.pid)
+
+
+def recorded(layout: Regions, folder: Path, process: psutil.Process) -> Regions:
+    """Return the layout with one process more, which ends with it; its document says so too."""
+    layout = layout.model_copy(update={"processes": (*layout.processes, (process.pid, process.create_time()))})
+    layout.save(folder)
+    return layout
+
+
+def wait_for(region: Region, port: int) -> None:
+    """Wait until somebody listens on a port of a region.
+
+    Raises:
+        TimeoutError: nobody does; names the folder with the logs.
+    """
+    probe = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5).close()"
+    deadline = time.monotonic() + START_S
+    while subprocess.run(inside(region, [sys.executable, "-c", probe]), capture_output=True, check=False).returncode:
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"nothing listens on port {port} of region {region.name}; see the logs in {region.folder}"
+            )
+        time.sleep(0.2)
 
 
 def _line(layout: Regions, way: Way) -> psutil.Process:
@@ -156,28 +181,6 @@ def _shape(namespace: str, interface: str, gbps: float) -> None:
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-def _with(layout: Regions, folder: Path, process: psutil.Process) -> Regions:
-    layout = layout.model_copy(update={"processes": (*layout.processes, (process.pid, process.create_time()))})
-    layout.save(folder)
-    return layout
-
-
-def _wait_for(region: Region, port: int) -> None:
-    """Wait until somebody listens on a port of a region.
-
-    Raises:
-        TimeoutError: nobody does; names the folder with the logs.
-    """
-    probe = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5).close()"
-    deadline = time.monotonic() + START_S
-    while subprocess.run(inside(region, [sys.executable, "-c", probe]), capture_output=True, check=False).returncode:
-        if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"nothing listens on port {port} of region {region.name}; see the logs in {region.folder}"
-            )
-        time.sleep(0.2)
 
 
 def _same(pid: int, since: float) -> psutil.Process | None:

@@ -21,8 +21,11 @@ Address = tuple[str, int]
 """Host and port."""
 
 _BLOCK: Final = 256 << 10
-_REQUEST: Final = re.compile(rb"(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP/1\.1\r\n")
+_REQUEST: Final = re.compile(rb"(GET|HEAD|PUT|POST|PATCH|DELETE) (\S+) HTTP/1\.1\r\n")
 _RANGE: Final = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)\r\n", re.IGNORECASE)
+_ANSWER: Final = re.compile(rb"HTTP/1\.1 (\d{3})")
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+_DECODED_LENGTH: Final = re.compile(rb"\r\nx-amz-decoded-content-length: *(\d+)\r\n", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -46,13 +49,22 @@ class TcpProxy:
     port: int
     shape: Shape
     journal: Path | None = None
-    """File that gets one JSON line per HTTP request: method, path, and the length asked for (null = all of it)."""
+    """File that gets one JSON line per HTTP request when its answer begins, or the connection ends without one:
+    ``method``, ``path``, ``length`` asked for (null = all of it), ``sent_bytes`` of its body, ``status`` (null = none)
+    and ``received_bytes``, the answer's body as its head says (null = it does not say)."""
     num_bytes: int = 0
     """Bytes passed towards clients."""
     num_cuts: int = 0
     """Cuts made."""
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _free_at: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Connection:
+    """The request of a connection that waits for its answer, as its journal line so far."""
+
+    waiting: dict[str, object] | None = None
 
 
 @contextmanager
@@ -87,9 +99,12 @@ async def serve(proxy: TcpProxy, listen: Address, target: Address) -> asyncio.Se
             return
         ends = (writer, back_writer)
         proxy._writers += ends
+        connection = _Connection()
         await asyncio.gather(
-            _pump(proxy, reader, back_writer, "up"), _pump(proxy, back_reader, writer, "down"), return_exceptions=True
-        )
+            _pump(proxy, reader, back_writer, "up", connection), _pump(proxy, back_reader, writer, "down", connection),
+            return_exceptions=True,
+        )  # fmt: skip
+        _write(proxy, connection)
         for end in ends:
             end.close()
             with suppress(ValueError):  # a cut has emptied the list
@@ -101,11 +116,13 @@ async def serve(proxy: TcpProxy, listen: Address, target: Address) -> asyncio.Se
 
 
 def requests_of(journal: Path) -> list[dict[str, object]]:
-    """Return the requests that a proxy has passed: ``method``, ``path`` (with the query), ``length``."""
+    """Return the lines of a proxy's journal: the requests that it has passed; a path has its query with it."""
     return [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
 
 
-async def _pump(proxy: TcpProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
+async def _pump(
+    proxy: TcpProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str, connection: _Connection
+) -> None:
     """Read at the link's rate; deliver each block a delay later, in order."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -118,8 +135,9 @@ async def _pump(proxy: TcpProxy, reader: asyncio.StreamReader, writer: asyncio.S
                 proxy._free_at[way] = sent_at
                 await asyncio.sleep(max(0.0, sent_at - loop.time()))
             if way == "up":
-                _note(proxy, data)
+                _note_request(proxy, connection, data)
             else:
+                _note_answer(proxy, connection, data)
                 proxy.num_bytes += len(data)
                 if proxy.shape.cut_after_bytes is not None and proxy.num_bytes >= proxy.shape.cut_after_bytes:
                     _cut(proxy)
@@ -131,16 +149,46 @@ async def _pump(proxy: TcpProxy, reader: asyncio.StreamReader, writer: asyncio.S
             await delivery
 
 
-def _note(proxy: TcpProxy, data: bytes) -> None:
-    """Journal the request that begins with a block: S3 clients begin each one with a write of its own."""
+def _note_request(proxy: TcpProxy, connection: _Connection, data: bytes) -> None:
+    """Remember the request that begins with a block: HTTP clients begin each one with a write of its own."""
     found = _REQUEST.match(data)
     if proxy.journal is None or found is None:
         return
-    span = _RANGE.search(data)
-    length = None if span is None else int(span[2]) - int(span[1]) + 1
-    line = {"method": found[1].decode(), "path": found[2].decode(errors="replace"), "length": length}
-    with proxy.journal.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    _write(proxy, connection)
+    head = _head(data)
+    span = _RANGE.search(head)
+    body = _DECODED_LENGTH.search(head) or _LENGTH.search(head)
+    connection.waiting = {
+        "method": found[1].decode(),
+        "path": found[2].decode(errors="replace"),
+        "length": None if span is None else int(span[2]) - int(span[1]) + 1,
+        "sent_bytes": 0 if body is None else int(body[1]),
+        "status": None,
+        "received_bytes": None,
+    }
+
+
+def _note_answer(proxy: TcpProxy, connection: _Connection, data: bytes) -> None:
+    """Journal the waiting request with the answer that begins with a block; `100 Continue` is none yet."""
+    found = _ANSWER.match(data)
+    if connection.waiting is None or found is None or int(found[1]) < 200:
+        return
+    length = _LENGTH.search(_head(data))
+    has_body = connection.waiting["method"] != "HEAD"
+    connection.waiting["status"] = int(found[1])
+    connection.waiting["received_bytes"] = (None if length is None else int(length[1])) if has_body else 0
+    _write(proxy, connection)
+
+
+def _head(data: bytes) -> bytes:
+    return data.partition(b"\r\n\r\n")[0] + b"\r\n"
+
+
+def _write(proxy: TcpProxy, connection: _Connection) -> None:
+    if proxy.journal is not None and connection.waiting is not None:
+        with proxy.journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(connection.waiting) + "\n")
+    connection.waiting = None
 
 
 async def _deliver(queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:

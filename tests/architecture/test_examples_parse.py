@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from plans.plan import check_plan
+from plans.plan_load import load_plan
 from plans.spec.load import load_cluster
+from stages.engine_limits import engine_limits
 from stages.spec.job import load_training_job
 
 ROOT = Path(__file__).parents[2]
@@ -24,3 +27,12 @@ def test_example_is_a_valid_job_on_a_valid_cluster(folder: Path) -> None:
     assert job.iterations >= 1
     assert cluster.view.num_gpus >= 1
     assert f"examples/{folder.name}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*/plan.yaml")), ids=lambda file: file.parent.name)
+def test_plan_beside_an_example_is_one_of_its_job_and_cluster(file: Path) -> None:
+    job = load_training_job((file.parent / "job.yaml").read_text(), "job.yaml")
+    cluster = load_cluster((file.parent / "cluster.yaml").read_text(), "cluster.yaml")
+    plan = load_plan(file.read_text(), "plan.yaml")
+    check_plan(plan, cluster, job.planner)
+    assert engine_limits(job).faults(plan, cluster.view) == []

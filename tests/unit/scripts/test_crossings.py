@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import save
 
 from plans.spec.load import load_cluster
-from scripts.regions.crossings import rollout_facts, store_of, weight_facts
+from scripts.regions.crossings import rollout_facts, store_of, traffic, weight_facts
 from scripts.regions.layout import Regions, Way, planned
-from storage.layout import policy_folder, shard_folder
+from storage.layout import iteration_record, lease, policy_folder, run_record, shard_folder
 from storage.policies import DELTA_PART, LocalPolicy, Policy, publish_policy
 from storage.policy_copies import publish_copy
 from storage.policy_fetch import delta_file, fetch_policy, open_delta
@@ -46,9 +46,12 @@ def way(layout: Regions, asker: str) -> Way:
 
 def note(layout: Regions, asker: str, method: str, key: str, length: int | None) -> None:
     peer = layout.region(way(layout, asker).peer)
-    path = f"/{peer.root.removeprefix('s3://')}/{key}?versionId=null"
+    line = {
+        "method": method, "path": f"/{peer.root.removeprefix('s3://')}/{key}?versionId=null", "length": None,
+        "sent_bytes": 0, "status": 200, "received_bytes": length,
+    }  # fmt: skip
     with layout.journal(way(layout, asker)).open("a") as file:
-        file.write(json.dumps({"method": method, "path": path, "length": length}) + "\n")
+        file.write(json.dumps(line) + "\n")
 
 
 def policies(layout: Regions, folder: Path) -> list[Policy]:
@@ -78,7 +81,7 @@ def test_versions_say_what_of_them_crossed_and_how_the_region_holds_them(layout:
     note(layout, "west", "GET", key, 5_000)
     note(layout, "west", "HEAD", key, None)
     note(layout, "west", "GET", f"{policy_folder(RUN, 0)}/manifest.json", None)
-    note(layout, "west", "GET", last.manifest.part(DELTA_PART).path, None)
+    note(layout, "west", "GET", last.manifest.part(DELTA_PART).path, last.manifest.part(DELTA_PART).size)
     note(layout, "east", "GET", last.manifest.part(DELTA_PART).path, 10)
     facts = weight_facts(layout, RUN, 2)
     assert [fact["form_in_region"] for fact in facts] == [None, "whole", "delta"]
@@ -99,3 +102,25 @@ def test_rows_are_counted_where_they_lie_by_who_made_them(layout: Regions, tmp_p
     ]  # fmt: skip
     replicate_iteration([east], west, RUN, 0, tmp_path / "work", created_by="t")
     assert [fact["rows_by_maker"] for fact in rollout_facts(layout, RUN, 1)] == [{"east": 4}, {"east": 4, "west": 4}]
+
+
+def test_traffic_is_told_apart_by_kind_of_object(layout: Regions, tmp_path: Path) -> None:
+    policy, folder = policies(layout, tmp_path / "files")[1], policy_folder(RUN, 1)
+    for key, size in (
+        (policy.manifest.part(DELTA_PART).path, 10), (f"{folder}/{policy.manifest.attempt}/model.safetensors", 200),
+        (f"{folder}/{policy.manifest.attempt}/config.json", 30), (f"{folder}/manifest.json", 4),
+        (f"{shard_folder(RUN, 0, 'rollouts', 1)}/a/rows.parquet", 700), (iteration_record(RUN, 0), 50),
+        (lease(RUN, "h"), 60), (run_record(RUN), 5),
+    ):  # fmt: skip
+        note(layout, "west", "GET", key, size)
+    found = traffic(layout.journal(way(layout, "west")))
+    assert {kind: (one.read_bytes, one.num_requests) for kind, one in found.items()} == {
+        "policy, delta": (10, 1), "policy, whole weights": (200, 1), "policy, other files": (34, 2), "rows": (700, 1),
+        "records and plans": (55, 2), "leases": (60, 1),
+    }  # fmt: skip
+
+
+def test_fence_of_attempts_is_no_file_of_a_version(layout: Regions, tmp_path: Path) -> None:
+    policies(layout, tmp_path / "files")
+    note(layout, "west", "GET", f"{policy_folder(RUN, 1)}/fence/claim", 9)
+    assert [fact["crossed_bytes"] for fact in weight_facts(layout, RUN, 2)] == [{}, {}, {}]
