@@ -168,15 +168,14 @@ def test_interpreter_by_a_relative_path_or_by_name_is_made_absolute_with_its_lin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commands that use it run in other folders; behind the link lies another environment."""
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env" / "python").symlink_to(sys.executable)
+    (tmp_path / "env").symlink_to(sys.prefix)
     monkeypatch.chdir(tmp_path)
-    wanted = str(tmp_path / "env" / "python")
-    assert engines_python({"MOTLEY_ENGINES_PYTHON": "env/python"}, None) == wanted
-    monkeypatch.setenv("PATH", str(tmp_path / "env"), prepend=os.pathsep)
+    wanted = str(tmp_path / "env" / "bin" / "python")
+    assert engines_python({"MOTLEY_ENGINES_PYTHON": "env/bin/python"}, None) == wanted
+    monkeypatch.setenv("PATH", str(tmp_path / "env" / "bin"), prepend=os.pathsep)
     assert engines_python({"MOTLEY_ENGINES_PYTHON": "python"}, None) == wanted
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert engines_python({"MOTLEY_ENGINES_PYTHON": "~/env/python"}, None) == wanted
+    assert engines_python({"MOTLEY_ENGINES_PYTHON": "~/env/bin/python"}, None) == wanted
 
 
 def test_interpreters_are_found_where_there_is_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ batch: {{prompts: 5, responses_per_prompt: 3}}
 lengths: {{prompt: 8, response: 8}}
 source: {{type: hf, path: some/model}}
 data: {{source: "arithmetic:addition"}}
-rewards: {{terms: [{{name: math}}]}}
+rewards: {{terms: [{{name: math_verify}}]}}
 grpo: {{kl: {{weight: 0.01}}}}
 engines: {{training: {{name: {engine}}}}}
 """,

@@ -21,7 +21,7 @@ def alarms(folder: Path, history: list[list[str] | None], steps: list[dict] | No
             write_iteration(
                 context.home, IterationRecord(run="r", iteration=iteration, metadata={"troubles": troubles})
             )
-    return _alarms(context, history[-1] or [], steps or [])
+    return [alarm.sentence for alarm in _alarms(context, history[-1] or [], steps or [], None)]
 
 
 @pytest.mark.parametrize("trouble", sorted(TROUBLE_WORDS))

@@ -30,7 +30,7 @@ batch: {{prompts: 5, responses_per_prompt: 3}}
 lengths: {{prompt: 8, response: 8}}
 source: {{type: hf, path: some/model}}
 data: {{source: "arithmetic:addition"}}
-rewards: {{terms: [{{name: math}}]}}
+rewards: {{terms: [{{name: math_verify}}]}}
 engines: {{training: {{name: {engine}, options: {options}}}}}
 """,
         "job",
