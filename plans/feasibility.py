@@ -14,7 +14,7 @@ import numpy as np
 
 from plans.balance import proportional_shares
 from plans.cost.compact import CompactPlan, CompactTask
-from plans.cost.fast_memory import FastMemory
+from plans.cost.group_memory import MemoryPricer
 from plans.errors import InfeasibleError, MemoryInfeasibleError, TooFewGpusError
 from plans.spec.cluster import Cluster, Machine
 from plans.spec.job import Job, Mode, Optimizer, Precision, Recompute
@@ -69,7 +69,7 @@ class Change:
 
 def find_fitting_plan(cluster: Cluster, job: Job) -> CompactPlan | None:
     """Return a placement whose memory fits, or None where the simple attempts find none."""
-    memory = FastMemory(cluster.view, job)
+    memory = MemoryPricer(cluster.view, job)
     for plan in _attempts(cluster, job):
         if _overflow(memory, plan) <= 0.0:
             return plan
@@ -105,7 +105,7 @@ def infeasible_error(cluster: Cluster, job: Job) -> InfeasibleError:
 
 def closest_shortfalls(cluster: Cluster, job: Job) -> tuple[Shortfall, ...]:
     """Return the groups' memory in the attempt that lacks least; empty groups of lack 0 included."""
-    memory = FastMemory(cluster.view, job)
+    memory = MemoryPricer(cluster.view, job)
     attempts = list(_attempts(cluster, job))
     best = min(attempts, key=lambda plan: _overflow(memory, plan))
     return tuple(_shortfall(cluster, memory, best, group) for group in best.groups)
@@ -215,13 +215,14 @@ def _lean_task(cluster: Cluster, job: Job, task: RlTask, blocks: Sequence[Sequen
     return CompactTask(grid, proportional_shares(layers, room), (job.num_samples,), mbs)
 
 
-def _overflow(memory: FastMemory, plan: CompactPlan) -> float:
+def _overflow(memory: MemoryPricer, plan: CompactPlan) -> float:
     return sum(memory.group_memory(group, plan.tasks).overflow_bytes for group in plan.groups)
 
 
-def _shortfall(cluster: Cluster, memory: FastMemory, plan: CompactPlan, group: tuple[RlTask, ...]) -> Shortfall:
+def _shortfall(cluster: Cluster, memory: MemoryPricer, plan: CompactPlan, group: tuple[RlTask, ...]) -> Shortfall:
     view = cluster.view
-    need, gpus = memory.group_need(group, plan.tasks)
+    outcome = memory.group_memory(group, plan.tasks)
+    need, gpus = outcome.need_bytes, sorted({int(gpu) for task in group for gpu in plan.tasks[task].flat})
     have = float((view.memory_bytes - view.reserve_bytes)[gpus].sum())
-    lacking = memory.group_memory(group, plan.tasks).overflow_bytes
+    lacking = outcome.overflow_bytes
     return Shortfall(group, len(gpus), bytes_to_gb(need), bytes_to_gb(have), bytes_to_gb(lacking))

@@ -52,7 +52,7 @@ class TaskMemory:
         self.element = job.weight_bytes_per_parameter
         self.tokens = job.lengths.total
         self.training = job.training
-        self._bytes = training_bytes(job.training.precision, job.training.optimizer)
+        self.training_bytes = training_bytes(job.training.precision, job.training.optimizer)
 
     def stage_parameters(self, layers: int, *, is_first: bool, is_last: bool) -> float:
         """Return the parameters of a stage before TP sharding."""
@@ -75,7 +75,7 @@ class TaskMemory:
         if self.task.kind is not TaskKind.TRAINING:
             return self.element
         shards = dp if self.training.distributed_optimizer else 1
-        return self._bytes.replicated + self._bytes.states / shards
+        return self.training_bytes.replicated + self.training_bytes.states / shards
 
     def working_bytes(
         self, layers: int, *, stage: int, num_stages: int, tp: int, micro_batch_size: int, micro_batches: int

@@ -2,11 +2,12 @@
 
     python -m benchmarks.planner.evaluations_per_second [--small]
 
-Four loops: `new` prices plans whose six (four) tasks are all new, `evaluator` balanced compact plans that differ in one
-mutation (what a search does most, caches warm for the other tasks), `pricer` balances and prices candidates after one
-mutation, `search` is the whole evolutionary step with mutation and local search. Processor time, one process. A busy
-machine slows processor time too (shared caches, sibling threads), so `loop_m_per_s` says how many millions of plain
-Python additions a second it did meanwhile.
+Five loops: `new` prices plans whose six (four) tasks are all new, `evaluator` balanced compact plans that differ in one
+mutation, `pricer` balances and prices candidates after one mutation, `search` is the whole evolutionary step with
+mutation and local search, `sha_ea` a whole search by `sha-ea` with as many evaluations, its seeds and rankings of
+layouts included. Processor time, one process, machine code ready (`first_call_s`: seconds until it was, mostly
+compilation where no earlier process kept it). A busy machine slows processor time too (shared caches, sibling
+threads), so `loop_m_per_s` says how many millions of plain Python additions a second it did meanwhile.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from benchmarks.planner.record import markdown, write_result
 from plans.cost.model import CostModel
 from plans.search.arms import arms_by_grouping
 from plans.search.balancing import Balancing
+from plans.search.budget import Budget, Meter
 from plans.search.crew import Workshop
 from plans.search.evolution import ArmState, EvolutionSettings
 from plans.search.genome import Genome
 from plans.search.mutations.exchange_machines import exchange_machines
 from plans.search.pricing import Pricer
 from plans.search.problem import Problem
+from plans.search.run import SearchRun
 from plans.search.seeds import draws
+from plans.search.sha_ea import ShaEaPlanner
+from plans.search.warm_up import load_machine_code
 from plans.spec.job import Algorithm, Mode
 from plans.testbeds.jobs import hetrl_job
 from plans.testbeds.registry import find_testbed
@@ -50,7 +55,10 @@ def main() -> None:
     count = 300 if arguments.small else arguments.candidates
     cases = CASES[:3] if arguments.small else CASES
     rows = [_measure(*case, model=model, count=count) for case in cases for model in ("paper", "calibrated")]
-    columns = ("testbed", "size", "algorithm", "mode", "model", "new", "evaluator", "pricer", "search", "loop_m_per_s")
+    columns = (
+        "testbed", "size", "algorithm", "mode", "model", "new", "evaluator", "pricer", "search", "sha_ea",
+        "first_call_s", "loop_m_per_s",
+    )  # fmt: skip
     table = markdown(columns, [[row[column] for column in columns] for row in rows])
     write_result("evaluations_per_second", {"candidates": count}, rows, table, out=arguments.out)
 
@@ -59,6 +67,9 @@ def _measure(testbed: str, size: str, algorithm: str, mode: str, *, model: str, 
     job = hetrl_job(size, Algorithm(algorithm), Mode(mode))
     cost_model = CostModel.paper() if model == "paper" else CostModel.calibrated()
     problem = Problem(find_testbed(testbed).cluster, job, cost_model)
+    begin = time.process_time()
+    load_machine_code(problem)
+    first_call_s = time.process_time() - begin
     workshop = Workshop(problem, EvolutionSettings(), Balancing())
     arms = [arms[0] for arms in arms_by_grouping(problem, 0, cap=1, most_groupings=8)]
     states = [ArmState.start(arm, 0) for arm in arms]
@@ -80,10 +91,14 @@ def _measure(testbed: str, size: str, algorithm: str, mode: str, *, model: str, 
         for state in states:
             workshop.evolution.grow(state, share, lambda: True, lambda _price, _genome: None)
 
+    whole = Problem(problem.cluster, job, cost_model)
+    run = SearchRun(meter=Meter(Budget(evaluations=count)), seed=0)
     return {
         "testbed": testbed, "size": size, "algorithm": algorithm, "mode": mode, "model": model,
         "new": new_rate, "evaluator": evaluator_rate, "pricer": pricer_rate,
         "search": _rate(evolve, share * len(states)),
+        "sha_ea": _rate(lambda: ShaEaPlanner().search(whole, run), count),
+        "first_call_s": first_call_s,
         "loop_m_per_s": _rate(lambda: sum(i * i for i in range(1_000_000)), 1),
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PACKAGES = ("numpy", "pydantic", "deap", "pulp", "highspy", "simpy")
+PACKAGES = ("numpy", "numba", "pydantic", "deap", "pulp", "highspy", "simpy")
 
 
 def environment() -> dict[str, Any]:

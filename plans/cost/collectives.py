@@ -269,19 +269,29 @@ class LinkTimes:
         """
         if len(machines) == 1:
             return 0.0
-        steps = 2 * (len(machines) - 1) if self.latency_per_step else 1
+        latency_s, s_per_byte = self.slowest_edge(machines, num_bytes)
+        return self._steps(len(machines)) * latency_s + num_bytes * s_per_byte
+
+    def slowest_edge(self, machines: tuple[int, ...], num_bytes: float) -> tuple[float, float]:
+        """Return latency and seconds per byte of the slowest edge of the best ring over two GPUs or more.
+
+        Infinite latency where there is no ring; machines as in `ring_s`.
+        """
+        steps = self._steps(len(machines))
         key = (machines, self._order(num_bytes, steps))
         slowest = self._rings.get(key)
         if slowest is None:
             slowest = self._solve(machines, num_bytes, steps)
             self._rings.put(key, slowest)
-        latency_s, s_per_byte = slowest
-        return steps * latency_s + num_bytes * s_per_byte
+        return slowest
+
+    def _steps(self, size: int) -> int:
+        """Return how often a ring of so many GPUs pays the latency of an edge."""
+        return 2 * (size - 1) if self.latency_per_step else 1
 
     def ring_edge_s(self, machine_a: int, machine_b: int, size: int, num_bytes: float) -> float:
         """Return seconds of an edge of a ring of `size` GPUs that carries so many bytes in all."""
-        steps = 2 * (size - 1) if self.latency_per_step else 1
-        return steps * self._latency[machine_a][machine_b] + num_bytes * self._inverse[machine_a][machine_b]
+        return self._steps(size) * self._latency[machine_a][machine_b] + num_bytes * self._inverse[machine_a][machine_b]
 
     def is_forbidden(self, machine_a: int, machine_b: int) -> bool:
         """Tell whether nothing can be sent between two machines."""

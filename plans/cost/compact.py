@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plans.cost.lineup import Lineup, Lineups
 from plans.plan import PipelineStage, Plan, Replica, TaskGroup, TaskPlan
-from plans.spec.cluster import Cluster, ClusterView
+from plans.spec.cluster import Cluster, ClusterView, IntArray
 from plans.spec.job import Job
 from plans.workflow import RlTask
 
@@ -76,27 +76,6 @@ class CompactTask:
         """GPU indices per replica and stage, as tuples."""
         return [[tuple(stage) for stage in replica] for replica in self.gpus.tolist()]
 
-    def with_samples(self, samples: tuple[int, ...]) -> CompactTask:
-        """Return the placement with other samples per replica [dp]; everything that was worked out stays shared."""
-        other: CompactTask = object.__new__(CompactTask)
-        other.__dict__.update(self.__dict__)
-        other.__dict__.pop("key", None)
-        other.__dict__["samples"] = samples
-        return other
-
-    def lineup(self, lineups: Lineups) -> Lineup:
-        """Return the machines of its stages; kept for one cluster."""
-        kept: tuple[Lineups, Lineup] | None = self.__dict__.get("_lineup")
-        if kept is not None and kept[0] is lineups:
-            return kept[1]
-        found = lineups.of(self.flat.tolist(), self.pp, self.tp)
-        self.keep_lineup(lineups, found)
-        return found
-
-    def keep_lineup(self, lineups: Lineups, lineup: Lineup) -> None:
-        """Keep the lineup that was found for its GPUs."""
-        self.__dict__["_lineup"] = (lineups, lineup)
-
     @cached_property
     def flat(self) -> GpuGrid:
         """All GPU indices in replica, stage, rank order [dp * pp * tp]."""
@@ -111,6 +90,46 @@ class CompactPlan:
     """Task grouping."""
     tasks: Mapping[RlTask, CompactTask]
     """Placement per task."""
+
+
+class PackedPlan(NamedTuple):
+    """A plan as arrays, for the compiled cost model; tasks in the order of the job."""
+
+    shape: IntArray
+    """A row per task (columns: `plans.cost.compiled.tables`)."""
+    gpus: IntArray
+    """GPUs of all tasks, one after the other, each replica by replica, stage by stage, shard by shard."""
+    layers: IntArray
+    """Layers per stage of all tasks."""
+    samples: IntArray
+    """Samples per replica of all tasks."""
+
+
+def packed(
+    order: Sequence[RlTask], groups: Sequence[Sequence[RlTask]], tasks: Mapping[RlTask, CompactTask]
+) -> PackedPlan:
+    """Return the arrays of a plan, or of some groups of it: tasks of no group have no GPUs.
+
+    Args:
+        order: tasks of the job.
+        groups: task groupings.
+        tasks: placement per task.
+    """
+    group_of = {task: index for index, group in enumerate(groups) for task in group}
+    present = [(task, tasks[task]) for task in order if task in group_of]
+    rows = {
+        task: (held.dp, held.pp, held.tp, held.micro_batch_size, 0, group_of[task], 0, 0, 0) for task, held in present
+    }
+    return PackedPlan(
+        np.array([rows.get(task, _NO_TASK) for task in order], dtype=np.int64),
+        np.concatenate([held.flat for _, held in present]).astype(np.int64),
+        np.array([count for _, held in present for count in held.layers], dtype=np.int64),
+        np.array([count for _, held in present for count in held.samples], dtype=np.int64),
+    )
+
+
+#: Row of a task that is in no group.
+_NO_TASK = (0, 0, 0, 1, 0, -1, 0, 0, 0)
 
 
 def read_only_grid(gpus: Sequence[int], dp: int, pp: int, tp: int) -> GpuGrid:

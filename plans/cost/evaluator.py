@@ -1,31 +1,32 @@
-"""Fast pricing of compact plans for searches: the same numbers as `price`, with everything kept that recurs.
+"""Fast pricing of compact plans for searches: the same numbers as `price`, by machine code.
 
-What is kept: per task and placement its cost and memory; per group and contents its memory outcome; per replica (a
-row of machines with layers) its seconds per unit of work. Changing one task of a plan re-prices that task only, and
-replicas on machines that were seen before need little more than a look-up.
+A plan is packed into a few arrays and priced by one call (`plans.cost.compiled`); a plan of 64 GPUs takes some tens of
+microseconds, so nothing of it is kept for the next one. Rings that need a search are the exception: the compiled code
+asks for them, `LinkTimes` solves them, and they are kept.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from plans.cost.cache import BoundedCache, entries_for
+import numpy as np
+
 from plans.cost.collectives import LinkTimes
-from plans.cost.compact import CompactPlan, CompactTask
-from plans.cost.fast_memory import FastMemory
-from plans.cost.fast_task import FastTaskPricer
-from plans.cost.fast_transfer import FastTransfer
-from plans.cost.iteration import PhaseTimes, combine
-from plans.cost.lineup import Lineup, Lineups
+from plans.cost.compact import CompactPlan, CompactTask, PackedPlan, packed
+from plans.cost.compiled.tables import RINGS_KEPT, plain_tables
+from plans.cost.group_memory import MemoryPricer
+from plans.cost.iteration import PhaseTimes
 from plans.cost.model import CostModel
 from plans.cost.price import link_times
-from plans.cost.terms import TaskTerms, build_terms
-from plans.cost.transfer import WeightLine
-from plans.spec.cluster import Cluster, ClusterView
+from plans.cost.terms import build_terms
+from plans.spec.cluster import Cluster, FloatArray, IntArray
 from plans.spec.job import Job
-from plans.workflow import RlTask, shape_of, workflow_of
+from plans.workflow import RlTask, workflow_of
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,107 +61,195 @@ class PlanEvaluator:
     """Prices compact plans of one cluster, job and model. Not safe to share between threads."""
 
     def __init__(self, cluster: Cluster, job: Job, model: CostModel) -> None:
-        self.cluster = cluster
-        self.job = job
-        self.model = model
+        # Machine code is loaded when somebody searches, not when the package is imported.
+        from plans.cost.compiled import balance, build, entries, rings, stages, transfer, whole_plan
+
+        self.cluster, self.job, self.model = cluster, job, model
         self.view = cluster.view
         self.tasks = workflow_of(job).tasks
         self.links: LinkTimes = link_times(self.view, model)
         self.terms = {task: build_terms(self.view, job, task, model) for task in self.tasks}
-        self.memory = FastMemory(self.view, job)
-        self.evaluations = 0
-        line = WeightLine.of(shape_of(job, RlTask.ACTOR_TRAINING), job.weight_bytes_per_parameter)
-        self._transfer = FastTransfer(line, self.view, self.links, model)
-        self.lineups = Lineups(self.view.machine_of.tolist())
-        self._pricers = _shared_pricers(self.view, self.links, self.terms)
-        self._costs: BoundedCache[Hashable, float] = BoundedCache(entries_for(self.view.num_gpus))
-        self._transfers: BoundedCache[Hashable, float] = BoundedCache(entries_for(self.view.num_gpus))
+        self.memory = MemoryPricer(self.view, job)
+        self._tables = build.build_tables(self.view, job, model, self.links, self.terms, self.memory.tables)
+        self._plain = plain_tables(self._tables)
+        self._asked = self._tables.rings.num_asked
+        self._rings_kept = 0
+        self._row = {task: index for index, task in enumerate(self.tasks)}
+        self._generation = self._row[RlTask.ACTOR_GENERATION]
+        self._rings, self._stages, self._balance = rings, stages, balance
+        self._transfer, self._plan, self._build, self._entries = transfer, whole_plan, build, entries
 
     def evaluate(self, plan: CompactPlan) -> Evaluation:
         """Return the price of a plan; its tasks must be exactly those of the job."""
-        self.evaluations += 1
-        overflow, batches, rooms = self._memory_of(plan)
-        task_s, phases = self._times_of(plan, batches)
-        return Evaluation(phases.iteration_s, overflow, phases, task_s, batches, rooms)
+        arrays = packed(self.tasks, plan.groups, plan.tasks)
+        dp = plan.tasks[RlTask.ACTOR_GENERATION].dp
+        rooms, batches = np.empty(dp, dtype=np.int64), np.empty(dp, dtype=np.int64)
+        seconds = np.empty(self._plan.TASKS_S + len(self.tasks))
+        overflow = self._settled(
+            lambda: self._entries.whole(
+                self._plain, arrays.shape, arrays.gpus, arrays.layers, arrays.samples, rooms, batches, seconds
+            )
+        )
+        iteration, generation, inference, training, transfer, *each = seconds.tolist()
+        phases = PhaseTimes(generation, inference, training, transfer, iteration)
+        task_s = dict(zip(self.tasks, each, strict=True))
+        return Evaluation(iteration, overflow, phases, task_s, tuple(batches.tolist()), tuple(rooms.tolist()))
 
-    def score(self, plan: CompactPlan) -> tuple[float, float]:
-        """Return `score_s` and `overflow_bytes` of the evaluation; a plan that memory forbids needs no times."""
-        self.evaluations += 1
-        overflow, batches, _ = self._memory_of(plan)
-        if overflow > 0.0:
-            return math.inf, overflow
-        return self._times_of(plan, batches)[1].iteration_s, overflow
+    def balance(self, strategies: IntArray, plan: PackedPlan) -> bool:
+        """Balance a plan given without layers and samples; write both, return whether every task can be placed.
 
-    def _memory_of(self, plan: CompactPlan) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
-        """Return bytes lacking, and batch and room of each generation replica."""
-        overflow = 0.0
-        batches: tuple[int, ...] = ()
-        rooms: tuple[int, ...] = ()
-        for group in plan.groups:
-            outcome = self.memory.group_memory(group, plan.tasks)
-            overflow += outcome.overflow_bytes
-            if outcome.decode_batches:
-                batches, rooms = outcome.decode_batches, outcome.decode_rooms
-        return overflow, batches, rooms
+        Args:
+            strategies: which of the strategies of load balancing are used [3] (`whole_plan`).
+            plan: shape and GPUs; its layers and samples are written.
+        """
+        found: bool = self._settled(
+            lambda: self._plan.balance_plan(self._tables, strategies, plan.shape, plan.gpus, plan.layers, plan.samples)
+        )
+        return found
 
-    def _times_of(self, plan: CompactPlan, batches: tuple[int, ...]) -> tuple[dict[RlTask, float], PhaseTimes]:
-        """Return the seconds of each task, and of the phases."""
-        tasks = plan.tasks
-        task_s = {
-            task: self.task_s(task, tasks[task], batches if task is RlTask.ACTOR_GENERATION else ())
-            for task in self.tasks
-        }
-        moved_s = self.transfer_s(tasks[RlTask.ACTOR_TRAINING], tasks[RlTask.ACTOR_GENERATION])
-        group_of = {task: index for index, group in enumerate(plan.groups) for task in group}
-        return task_s, combine(self.job.mode, task_s, group_of, moved_s, self.model.eta)
+    def score_candidate(self, strategies: IntArray, shape: IntArray, gpus: IntArray) -> tuple[float, float]:
+        """Balance and price a candidate: return `score_s` and `overflow_bytes`, both infinite where it can't be placed.
 
-    def task_s(self, task: RlTask, placement: CompactTask, decode_batches: tuple[int, ...] = ()) -> float:
+        Args:
+            strategies: which of the strategies of load balancing are used [3].
+            shape: a row per task, in the order of `tasks` [T, NUM_SHAPE].
+            gpus: GPUs of all tasks, one after the other.
+        """
+        self._asked[0] = 0
+        found = self._entries.score(self._plain, strategies, shape, gpus)
+        while self._asked[0]:
+            self._solve_rings()
+            found = self._entries.score(self._plain, strategies, shape, gpus)
+        return found
+
+    def price_alone(
+        self, strategies: IntArray, task: RlTask, row: IntArray, gpus: IntArray, held_bytes: float
+    ) -> tuple[float, float]:
+        """Balance and price one task alone: return its seconds, and the largest share of a GPU that its model fills.
+
+        Args:
+            strategies: which of the strategies of load balancing are used [3].
+            task: the task.
+            row: its row of a shape [NUM_SHAPE].
+            gpus: its GPUs [dp * pp * tp].
+            held_bytes: bytes of other models assumed on each GPU (they take room from the key/value cache).
+        """
+        self._asked[0] = 0
+        found = self._entries.alone(self._plain, strategies, self._row[task], row, gpus, held_bytes)
+        while self._asked[0]:
+            self._solve_rings()
+            found = self._entries.alone(self._plain, strategies, self._row[task], row, gpus, held_bytes)
+        return found
+
+    def task_s(self, task: RlTask, placement: CompactTask, decode_batches: Sequence[int] = ()) -> float:
         """Return the seconds of one task on a placement; generation needs its decode batches."""
-        pricer, lineup = self._pricers[task], placement.lineup(self.lineups)
-        key = (pricer, lineup, placement.layers, placement.samples, placement.micro_batch_size, decode_batches)
-        seconds = self._costs.get(key)
-        if seconds is None:
-            layers, mbs = placement.layers, placement.micro_batch_size
-            seconds = pricer.task_s(lineup, layers, mbs, placement.samples, decode_batches)
-            self._costs.put(key, seconds)
-        return seconds
-
-    def pricer_of(self, task: RlTask) -> FastTaskPricer:
-        """Return the pricer of a task's replicas; tasks with equal constants share one."""
-        return self._pricers[task]
-
-    def lineup(self, placement: CompactTask) -> Lineup:
-        """Return the machines of a placement's stages."""
-        return placement.lineup(self.lineups)
+        if decode_batches:
+            self._know_tails(max(decode_batches))
+        machines, layers = self._machines(placement), np.array(placement.layers, dtype=np.int64)
+        samples, batches = (np.array(values, dtype=np.int64) for values in (placement.samples, decode_batches))
+        found: float = self._settled(
+            lambda: self._stages.task_s(
+                self._tables, self._row[task], machines, layers, placement.tp, placement.micro_batch_size, samples,
+                batches,
+            )
+        )  # fmt: skip
+        return found
 
     def replica_s(self, task: RlTask, placement: CompactTask, index: int, samples: int, decode_batch: int = 1) -> float:
         """Return the seconds of one replica with so many samples, without the gradient all-reduce."""
-        row, mbs = self.lineup(placement).rows[index], placement.micro_batch_size
-        return self._pricers[task].replica_s(row, placement.layers, mbs, placement.tp, samples, decode_batch)
+        totals = np.empty(placement.pp)
+        fill = self._replica(task, placement, index, samples, decode_batch, totals)
+        return float(totals.max()) + fill
 
     def stage_totals(
         self, task: RlTask, placement: CompactTask, index: int, decode_batch: int = 1
     ) -> tuple[float, ...]:
         """Return the seconds of each stage of one replica."""
-        row, mbs, samples = self.lineup(placement).rows[index], placement.micro_batch_size, placement.samples[index]
-        return self._pricers[task].stage_totals(row, placement.layers, mbs, placement.tp, samples, decode_batch)
+        totals = np.empty(placement.pp)
+        self._replica(task, placement, index, placement.samples[index], decode_batch, totals)
+        return tuple(totals.tolist())
 
     def transfer_s(self, training: CompactTask, generation: CompactTask) -> float:
         """Return C_reshard or C_sync between two placements."""
-        key = (training.grid_key, generation.grid_key)
-        seconds = self._transfers.get(key)
-        if seconds is None:
-            seconds = self._transfer.seconds(training, generation)
-            self._transfers.put(key, seconds)
-        return seconds
+        tasks = {RlTask.ACTOR_TRAINING: training, RlTask.ACTOR_GENERATION: generation}
+        rows = packed(tuple(tasks), (tuple(tasks),), tasks).shape
+        source, target = ((task.flat.astype(np.int64), np.array(task.layers)) for task in (training, generation))
+        found: float = self._settled(
+            lambda: self._transfer.transfer_s(self._tables, rows[0], *source, rows[1], *target)
+        )
+        return found
 
+    def split_layers(self, task: RlTask, placement: CompactTask, split: int) -> tuple[int, ...] | None:
+        """Return layers per stage [pp] of a placement, whose own layers and samples do not matter.
 
-def _shared_pricers(
-    view: ClusterView, links: LinkTimes, terms: Mapping[RlTask, TaskTerms]
-) -> dict[RlTask, FastTaskPricer]:
-    """Return a pricer per task, one for all tasks whose constants are equal (two inference tasks often are)."""
-    pricers: dict[RlTask, FastTaskPricer] = {}
-    for task, own in terms.items():
-        twin = next((other for other in pricers if own.prices_like(terms[other])), None)
-        pricers[task] = FastTaskPricer(view, links, own) if twin is None else pricers[twin]
-    return pricers
+        None where no split fits the layers or the memory.
+
+        Args:
+            task: the task.
+            placement: where it is.
+            split: how layers are shared out (SPLIT_SPEED, SPLIT_MEMORY or SPLIT_EVEN of the tables).
+        """
+        machines, layers = self._machines(placement), np.empty(placement.pp, dtype=np.int64)
+        is_split = self._settled(
+            lambda: self._balance.split_layers(
+                self._tables, self._row[task], machines, placement.dp, placement.pp, placement.tp,
+                placement.micro_batch_size, split, layers,
+            )
+        )  # fmt: skip
+        return tuple(layers.tolist()) if is_split else None
+
+    def resident_share(self, task: RlTask, placement: CompactTask) -> float:
+        """Return the largest share of a GPU's memory that its shard of the task's model fills."""
+        machines, layers = self._machines(placement), np.array(placement.layers, dtype=np.int64)
+        found: float = self._balance.resident_share(
+            self._tables, self._row[task], machines, placement.dp, layers, placement.tp
+        )
+        return found
+
+    def _replica(
+        self, task: RlTask, placement: CompactTask, index: int, samples: int, batch: int, totals: FloatArray
+    ) -> float:
+        """Write the seconds of a replica's stages [pp]; return its pipeline fill."""
+        self._know_tails(batch)
+        machines, layers = self._machines(placement), np.array(placement.layers, dtype=np.int64)
+        start, mbs = index * placement.pp * placement.tp, placement.micro_batch_size
+        found: float = self._settled(
+            lambda: self._stages.stage_totals(
+                self._tables, self._row[task], machines, start, layers, placement.tp, mbs, samples, batch, totals
+            )
+        )
+        return found
+
+    def _machines(self, placement: CompactTask) -> IntArray:
+        return self._tables.machine_of.take(placement.flat)
+
+    def _know_tails(self, batch: int) -> None:
+        """Work out the tails of larger decode batches than a plan of the job can have."""
+        decode = self.terms[RlTask.ACTOR_GENERATION].decode
+        if decode is not None and batch >= len(self._tables.tails):
+            self._tables = self._tables._replace(tails=self._build.tails_up_to(decode, batch))
+            self._plain = plain_tables(self._tables)
+
+    def _settled(self, call: Callable[[], ResultT]) -> ResultT:
+        """Return the answer of compiled code once all rings are known that it asks for."""
+        self._asked[0] = 0
+        found = call()
+        while self._asked[0]:
+            self._solve_rings()
+            found = call()
+        return found
+
+    def _solve_rings(self) -> None:
+        """Solve the rings that were asked for, and keep them."""
+        rings, most = self._tables.rings, RINGS_KEPT // 2
+        for index in range(min(int(self._asked[0]), len(rings.asked_bytes))):
+            if self._rings_kept >= most:
+                rings.keys[:] = 0
+                self._rings_kept = 0
+            counts = rings.asked_counts[index]
+            machines = np.repeat(np.arange(len(counts)), counts)
+            edge = self.links.slowest_edge(tuple(machines.tolist()), float(rings.asked_bytes[index]))
+            at = self._rings.find_ring(rings.keys, *rings.asked_keys[index])
+            rings.keys[at], rings.edges[at] = rings.asked_keys[index], edge
+            self._rings_kept += 1
+        self._asked[0] = 0

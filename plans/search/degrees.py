@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from plans.spec.llm import LlmShape
 
@@ -12,13 +13,21 @@ def tp_degrees(shape: LlmShape, limit: int) -> tuple[int, ...]:
 
     HetRL bounds TP by the group only; the divisibility is what Megatron and vLLM ask for (extension).
     """
-    common = math.gcd(shape.heads, shape.intermediate)
-    return tuple(tp for tp in range(1, min(common, limit) + 1) if common % tp == 0)
+    return _divisors(math.gcd(shape.heads, shape.intermediate), limit)
+
+
+@lru_cache(maxsize=1024)
+def _divisors(number: int, limit: int) -> tuple[int, ...]:
+    return tuple(divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0)
 
 
 def pp_degrees(shape: LlmShape, limit: int, *, most: int | None = None) -> tuple[int, ...]:
     """Return pipeline degrees up to `limit` and the layers; with `most`, about that many, dense at the low end."""
-    highest = min(shape.layers, limit)
+    return _depths(min(shape.layers, limit), most)
+
+
+@lru_cache(maxsize=4096)
+def _depths(highest: int, most: int | None) -> tuple[int, ...]:
     every = range(1, highest + 1)
     if most is None or highest <= most:
         return tuple(every)

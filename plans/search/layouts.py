@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from plans.search.degrees import pp_degrees, tp_degrees
 from plans.search.machine_order import MachineOrder
 from plans.search.seeds import Draws
+from plans.spec.cluster import IntArray
 from plans.spec.llm import LlmShape
 from plans.workflow import TaskKind
 
@@ -75,6 +78,14 @@ class TaskLayout:
     """How layers are shared out; matters with pp > 1 and unlike GPUs only."""
     recipe: Recipe | None = field(default=None, compare=False)
     """The guess that it came from, for doing the same on other GPUs; None = drawn or changed."""
+    _array: IntArray | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def array(self) -> IntArray:
+        """The GPUs as an array."""
+        if self._array is None:
+            object.__setattr__(self, "_array", np.array(self.gpus, dtype=np.int64))
+        return self._array  # type: ignore[return-value]  # set above
 
 
 Unit = tuple[int, ...]
@@ -120,6 +131,8 @@ class LayoutGuesses:
         self.subsets = self._find_subsets(tuple(gpus))
         self._units: dict[tuple[int, int, bool], list[Unit]] = {}
         self._ranks: dict[tuple[int, int, bool], list[int]] = {}
+        self._pps: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._tps: dict[int, tuple[int, ...]] = {}
 
     def recipes(self, *, deep: bool = False) -> list[Recipe]:
         """Return the plain recipes: all GPUs, near order; every TP, PP by powers of two, replica blocks.
@@ -204,6 +217,12 @@ class LayoutGuesses:
 
     def tps(self, subset: int) -> tuple[int, ...]:
         """Return the TP degrees that fit a machine, largest first."""
+        found = self._tps.get(subset)
+        if found is None:
+            found = self._tps[subset] = self._find_tps(subset)
+        return found
+
+    def _find_tps(self, subset: int) -> tuple[int, ...]:
         counts: dict[int, int] = {}
         for gpu in self.subsets[subset]:
             counts[self._where[gpu]] = counts.get(self._where[gpu], 0) + 1
@@ -216,6 +235,12 @@ class LayoutGuesses:
 
     def pps(self, tp: int, num_units: int) -> tuple[int, ...]:
         """Return the PP degrees whose shards can fit a GPU, least first: some, and all that leave no unit idle."""
+        found = self._pps.get((tp, num_units))
+        if found is None:
+            found = self._pps[tp, num_units] = self._find_pps(tp, num_units)
+        return found
+
+    def _find_pps(self, tp: int, num_units: int) -> tuple[int, ...]:
         exact = (pp for pp in pp_degrees(self._shape, num_units) if num_units % pp == 0)
         offered = tuple(sorted({*pp_degrees(self._shape, num_units, most=MOST_PP), *exact}))
         if self._limit is not None and self._limit.most_pp is not None:

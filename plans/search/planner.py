@@ -18,6 +18,7 @@ from plans.search.limits import NO_LIMITS, Limits
 from plans.search.problem import Problem
 from plans.search.protocol import Outcome, Planner
 from plans.search.run import ProgressCallback, SearchRun
+from plans.search.warm_up import load_machine_code
 from plans.spec.cluster import Cluster
 from plans.spec.job import Job, Mode
 
@@ -156,12 +157,13 @@ def make_plan(
         check_plan(warm_start, cluster, job, source_name="warm start")
     chosen = model if model is not None else CostModel.calibrated()
     problem = Problem(cluster, job, chosen, limits)
-    meter = Meter(budget if budget is not None else Budget(evaluations=20_000), clock, should_stop)
     if (
         problem.least_gpus(problem.workflow.tasks) > problem.view.num_gpus
         or problem.view.num_gpus < problem.least_groups
     ):
         raise infeasible_error(cluster, job)
+    load_machine_code(problem)
+    meter = Meter(budget if budget is not None else Budget(evaluations=20_000), clock, should_stop)
     run = SearchRun(meter=meter, seed=seed, workers=workers, on_progress=on_progress, warm_start=warm_start)
     outcome = planner.search(problem, run)
     return _result(problem, run, outcome, planner.name)

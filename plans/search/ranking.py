@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nsmallest
 from typing import NamedTuple
 
+from plans.cost.cache import BoundedCache
 from plans.search.layouts import LayoutGuesses, Recipe, TaskLayout
 from plans.search.pricing import Pricer
 from plans.search.problem import Problem
@@ -31,6 +32,8 @@ KEPT = 16
 CACHE_GPUS = 4_000_000
 #: GPUs times entries of the cache of guess sources.
 GUESS_GPUS = 200_000
+#: Sets of GPUs of which the representative is kept.
+REPRESENTATIVES = 200
 
 
 class Ranking(NamedTuple):
@@ -44,7 +47,8 @@ class Ranking(NamedTuple):
     def layout(self, index: int) -> TaskLayout:
         """Return a layout on the set itself."""
         entry, gpus = self.entries[index].layout, self.gpus
-        return replace(entry, gpus=tuple([gpus[gpu] for gpu in entry.gpus]))
+        placed = tuple([gpus[gpu] for gpu in entry.gpus])
+        return TaskLayout(entry.dp, entry.pp, entry.tp, placed, entry.split, entry.recipe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,15 @@ class RankedLayout:
     """The layout."""
 
 
+class _Representative(NamedTuple):
+    """The set of GPUs that stands for all sets on machines that are alike."""
+
+    counts: tuple[int, ...]
+    """Its GPUs on each machine [M]."""
+    gpus: dict[int, int]
+    """Its GPUs with those of the set."""
+
+
 class Ranker:
     """Ranks layouts; the answers depend on the arguments only."""
 
@@ -71,6 +84,7 @@ class Ranker:
         view = problem.view
         self._machine_of: list[int] = view.machine_of.tolist()
         self._first_gpu: list[int] = view.machine_of.searchsorted(range(len(view.machine_names))).tolist()
+        self._representatives: BoundedCache[tuple[int, ...], _Representative] = BoundedCache(REPRESENTATIVES)
         self._guesses: dict[tuple[RlTask, tuple[int, ...]], LayoutGuesses] = {}
         self._twin = {task: self._first_equal(task) for task in problem.workflow.tasks}
 
@@ -106,8 +120,15 @@ class Ranker:
             self._cache[key] = found
         return Ranking(found, names)
 
-    def _representative(self, gpus: tuple[int, ...]) -> tuple[tuple[int, ...], dict[int, int]]:
-        """Return how many GPUs each machine of the set's representative has, and its GPUs with those of the set."""
+    def _representative(self, gpus: tuple[int, ...]) -> _Representative:
+        """Return the representative of a set; the tasks of a group ask for it one after the other."""
+        found = self._representatives.get(gpus)
+        if found is None:
+            found = self._find_representative(gpus)
+            self._representatives.put(gpus, found)
+        return found
+
+    def _find_representative(self, gpus: tuple[int, ...]) -> _Representative:
         machines = [self._machine_of[gpu] for gpu in gpus]
         counts = Counter(machines)
         stands_for: dict[int, int] = {}
@@ -122,7 +143,7 @@ class Ranker:
         for gpu, machine in zip(gpus, machines, strict=True):
             names[stands_for[machine]] = gpu
             stands_for[machine] += 1
-        return tuple(signature), names
+        return _Representative(tuple(signature), names)
 
     def guesses(self, task: RlTask, gpus: tuple[int, ...]) -> LayoutGuesses:
         """Return the source of layouts of a task on a set of GPUs."""

@@ -30,7 +30,7 @@ def move_gpus(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
         return None
     source, target = rng.pair(len(genome.grouping))
     members = genome.gpus[source]
-    machine_of = tools.problem.view.machine_of
+    machine_of = tools.problem.machine_of
     machine = machine_of[members[rng.below(len(members))]]
     block = [gpu for gpu in members if machine_of[gpu] == machine]
     count = len(block) if rng.random() < 0.5 else rng.between(1, len(block))
@@ -130,7 +130,7 @@ def split_group(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None
         return None
     right = tuple(task for task in tasks if task not in left)
     order = tools.problem.order.chain_rank
-    machine_of = tools.problem.view.machine_of
+    machine_of = tools.problem.machine_of
     members = sorted(genome.gpus[group], key=lambda gpu: (order[machine_of[gpu]], gpu))
     if rng.random() < 0.5:
         members.reverse()

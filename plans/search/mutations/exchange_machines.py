@@ -23,6 +23,6 @@ def exchange_machines(tools: SearchTools, genome: Genome, rng: Draws) -> Genome 
 
 def _block(tools: SearchTools, gpus: tuple[int, ...], rng: Draws) -> list[int]:
     """Return the group's GPUs on the machine of one of its GPUs, drawn at random."""
-    machine_of = tools.problem.view.machine_of
+    machine_of = tools.problem.machine_of
     machine = machine_of[gpus[rng.below(len(gpus))]]
     return [gpu for gpu in gpus if machine_of[gpu] == machine]

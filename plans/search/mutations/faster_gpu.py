@@ -19,8 +19,8 @@ def faster_gpu(tools: SearchTools, genome: Genome, rng: Draws) -> Genome | None:
     members = [gpu for gpus, busy in zip(genome.gpus, trains, strict=True) if busy for gpu in gpus]
     if not donors or not members:
         return None
-    speed = tools.problem.view.compute_flop_per_s
-    slow = rng.weighted(members, (1.0 / speed[members]).tolist())
+    speed = tools.problem.compute_flop_per_s
+    slow = rng.weighted(members, [1.0 / speed[gpu] for gpu in members])
     faster = [gpu for gpu in donors if speed[gpu] > speed[slow]]
     if not faster:
         return None

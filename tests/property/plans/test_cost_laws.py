@@ -44,6 +44,17 @@ def scaled(cluster: Cluster, factor: float, *, what: str = "all", latency: float
     return cluster_from_document(document, "scaled")
 
 
+def barred(cluster: Cluster, *regions: str) -> Cluster:
+    """Return the cluster with the link between two regions forbidden."""
+    document = cluster.model_dump(mode="json", exclude_none=True)
+    links = [link for link in document["links"]["regions"] if set(link["between"]) != set(regions)]
+    document["links"]["regions"] = [*links, {"between": list(regions), "forbidden": True}]
+    return cluster_from_document(document, "barred")
+
+
+BARRED = barred(CLUSTER, "oh", "fr")
+
+
 def times(evaluation: Evaluation) -> list[float]:
     return [evaluation.iteration_s, *evaluation.task_s.values()]
 
@@ -60,6 +71,19 @@ def test_evaluator_and_price_give_the_same_numbers(seed, job, model):
         {key: getattr(fast.phases, key) for key in report.phases.model_dump()}, rel=1e-12, abs=1e-15
     )
     assert (report.feasible, report.decode_batches) == (fast.feasible, fast.decode_batches)
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=seeds, job=jobs, model=models)
+def test_evaluator_and_price_agree_where_a_link_is_forbidden(seed, job, model):
+    """Rings that go round the link, rings that can't, pipelines over it, weights that can't cross it."""
+    compact = random_plan(BARRED, job, np.random.default_rng(seed))
+    fast = PlanEvaluator(BARRED, job, model).evaluate(compact)
+    report = price(BARRED, job, plan_of(compact, BARRED, job, method="random"), model)
+    expected = [np.inf if cost is None else cost.total_s for cost in report.tasks.values()]
+    assert list(fast.task_s.values()) == pytest.approx(expected, rel=1e-12)
+    iteration_s = np.inf if report.iteration_s is None else report.iteration_s
+    assert fast.iteration_s == pytest.approx(iteration_s, rel=1e-12)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,132 @@
+"""Constants of a cluster, a job and a model as arrays: what the compiled cost model reads.
+
+T = tasks of the job, in order; M = machines; N = GPUs. GPUs of one machine are alike, so most is by machine. Rows of
+`Tables.terms` and `MemoryTables.tasks` are tasks; their columns are numbered here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+HashArray = NDArray[np.uint64]
+
+#: Columns of `Tables.terms`: the fields of `TaskTerms`; from DECODES on those of `DecodeTerms` (0 for other tasks).
+(
+    PASSES, LAYER_FLOP, HEAD_FLOP, PADS, TP_COUNT, PP_COUNT, ACTIVATION_BYTES, GRADIENT_LAYER_BYTES,
+    GRADIENT_FIRST_BYTES, GRADIENT_LAST_BYTES, UPDATES, SHARES_LINKS, HAS_BUBBLE, TRAINS, NUM_LAYERS,
+    DECODES, DECODE_LAYER_BYTES, DECODE_HEAD_BYTES, DECODE_CACHE_BYTES, DECODE_LAYER_FLOP, DECODE_HEAD_FLOP,
+    DECODE_KV_HEADS, DECODE_TP_COUNT, DECODE_TOKEN_BYTES, DECODE_GROUPS, DECODE_RESPONSE, NUM_TERMS,
+) = range(27)  # fmt: skip
+
+#: Columns of `MemoryTables.tasks`: what `TaskMemory` reads of the task's model and the training settings.
+(
+    LAYER_PARAMETERS, FIRST_PARAMETERS, LAST_PARAMETERS, ONLY_PARAMETERS, REPLICATED_BYTES, STATE_BYTES,
+    SHARES_STATES, IS_TRAINING, IS_GENERATION, ELEMENT_BYTES, TOKENS, HIDDEN, WIDTH, VOCABULARY, LOGIT_BYTES,
+    KEEPS_ALL, IS_SEQUENCE_PARALLEL, KV_HEADS, HEAD_DIM, OWNER, NUM_MEMORY,
+) = range(21)  # fmt: skip
+
+#: Columns of `Tables.facts`: whole numbers of the job and the model.
+(
+    LATENCY_PER_STEP, SAMPLES, FANOUT, GENERATION, TRAINING, IS_ASYNC, HAS_ETA, LINE_LAYERS, NUM_FACTS,
+) = range(9)  # fmt: skip
+DIRECT, SEQUENTIAL, PER_REGION = range(3)
+
+#: Columns of `Tables.numbers`: the other numbers of the job and the model.
+(ETA, DELTA_FRACTION, SYNC_FACTOR, EMBEDDING_BYTES, LINE_LAYER_BYTES, LINE_HEAD_BYTES, NUM_NUMBERS) = range(7)
+
+#: Columns of a row of a plan's `shape`: degrees, samples per micro-batch, layer split and group of a task (-1 = none),
+#: and, filled in by `place_tasks`, where its GPUs, layers and samples begin.
+DP, PP, TP, MICRO_BATCH, SPLIT, GROUP, GPUS_AT, LAYERS_AT, SAMPLES_AT, NUM_SHAPE = range(10)
+SPLIT_SPEED, SPLIT_MEMORY, SPLIT_EVEN = range(3)
+
+#: Rings kept; a power of two.
+RINGS_KEPT = 1 << 15
+#: Rings that one call may ask for.
+RINGS_ASKED = 64
+
+
+class Rings(NamedTuple):
+    """Best rings found by search, by hash, and those that were asked for and are not known yet.
+
+    A ring depends on the GPUs per machine and on the order of the links' times for its message; both go into a hash
+    of 128 bits, which tells rings apart for all practical purposes (10^10 rings share one with probability 10^-19).
+    """
+
+    keys: HashArray
+    """Hashes [RINGS_KEPT, 2]; 0 = free."""
+    edges: FloatArray
+    """Latency and seconds per byte of the slowest edge [RINGS_KEPT, 2]."""
+    asked_keys: HashArray
+    """Hashes of the unknown rings [RINGS_ASKED, 2]."""
+    asked_counts: IntArray
+    """Their GPUs per machine [RINGS_ASKED, M]."""
+    asked_bytes: FloatArray
+    """Bytes over their edges [RINGS_ASKED]."""
+    num_asked: IntArray
+    """How many are unknown [1]; a result is wrong unless it is 0."""
+
+
+class MemoryTables(NamedTuple):
+    """What the memory of a plan depends on, beside the plan."""
+
+    tasks: FloatArray
+    """Constants by task [T, NUM_MEMORY]."""
+    machine_of: IntArray
+    """Machine of each GPU [N]."""
+    capacity_bytes: FloatArray
+    """Bytes that tasklets may use on a GPU of each machine [M]."""
+    usable_bytes: FloatArray
+    """Bytes that weights and cache of generation may fill together on a GPU of each machine [M]."""
+    most_sequences: int
+    """Most sequences that may be decoded together."""
+    generation: int
+    """Row of generation."""
+
+
+class Tables(NamedTuple):
+    """All that the cost of a plan depends on, beside the plan."""
+
+    machine_of: IntArray
+    """Machine of each GPU [N]."""
+    latency_s: FloatArray
+    """One-way latency between machines [M, M]; infinite where forbidden, the diagonal inside a machine."""
+    s_per_byte: FloatArray
+    """Seconds per byte between machines [M, M]."""
+    link_classes: FloatArray
+    """Different links: latency and seconds per byte [2, classes]."""
+    region: IntArray
+    """Region of each machine [M]."""
+    flop_per_s: FloatArray
+    """Effective FLOP/s by task and machine [T, M]."""
+    hbm_bytes_per_s: FloatArray
+    """Effective HBM bytes/s by task and machine [T, M]."""
+    overhead_s: FloatArray
+    """Seconds per layer and decode step that are not bandwidth [M]."""
+    terms: FloatArray
+    """Constants of the times [T, NUM_TERMS]."""
+    memory: MemoryTables
+    """Constants of the memory."""
+    tails: FloatArray
+    """Decode steps of the last wave's tail, by decode batch."""
+    facts: IntArray
+    """Whole numbers [NUM_FACTS]."""
+    numbers: FloatArray
+    """Other numbers [NUM_NUMBERS]."""
+    rings: Rings
+    """Rings that need a search."""
+
+
+PlainTables = tuple[tuple[object, ...], tuple[object, ...], tuple[object, ...], tuple[object, ...]]
+"""`Tables` without names: the fields before the memory, the memory, the fields up to the rings, the rings."""
+
+
+def plain_tables(tables: Tables) -> PlainTables:
+    """Return the tables without names."""
+    at = Tables._fields.index("memory")
+    fields = tuple(tables)
+    return fields[:at], tuple(tables.memory), fields[at + 1 : -1], tuple(tables.rings)
