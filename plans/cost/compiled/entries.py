@@ -1,11 +1,12 @@
 """Doors to the compiled cost model that searches go through again and again.
 
-They take the tables as plain tuples: numba tells the type of those in a microsecond, but takes a hundred for named ones.
+They take the tables as plain tuples: numba tells the type of those in a microsecond, but needs a hundred for
+named ones. Arrays are only borrowed for the call.
 """
 
 from __future__ import annotations
 
-from plans.cost.compiled.jit import compiled
+from plans.cost.compiled.jit import borrowed, compiled
 from plans.cost.compiled.tables import FloatArray, IntArray, MemoryTables, PlainTables, Rings, Tables
 from plans.cost.compiled.whole_plan import price_alone, price_plan, score_candidate
 
@@ -14,15 +15,18 @@ from plans.cost.compiled.whole_plan import price_alone, price_plan, score_candid
 def _named(plain: PlainTables) -> Tables:
     """Undo `plain_tables`."""
     a, m, b, r = plain
-    memory = MemoryTables(m[0], m[1], m[2], m[3], m[4], m[5])
-    rings = Rings(r[0], r[1], r[2], r[3], r[4], r[5])
-    return Tables(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], memory, b[0], b[1], b[2], rings)
+    memory = MemoryTables(borrowed(m[0]), borrowed(m[1]), borrowed(m[2]), borrowed(m[3]), m[4], m[5])
+    rings = Rings(borrowed(r[0]), borrowed(r[1]), borrowed(r[2]), borrowed(r[3]), borrowed(r[4]), borrowed(r[5]))
+    return Tables(
+        borrowed(a[0]), borrowed(a[1]), borrowed(a[2]), borrowed(a[3]), borrowed(a[4]), borrowed(a[5]),
+        borrowed(a[6]), borrowed(a[7]), borrowed(a[8]), memory, borrowed(b[0]), borrowed(b[1]), borrowed(b[2]), rings,
+    )  # fmt: skip
 
 
 @compiled
 def score(plain: PlainTables, strategies: IntArray, shape: IntArray, gpus: IntArray) -> tuple[float, float]:
     """Call `score_candidate`."""
-    return score_candidate(_named(plain), strategies, shape, gpus)
+    return score_candidate(_named(plain), borrowed(strategies), borrowed(shape), borrowed(gpus))
 
 
 @compiled
@@ -30,7 +34,7 @@ def alone(
     plain: PlainTables, strategies: IntArray, task: int, row: IntArray, gpus: IntArray, held_bytes: float
 ) -> tuple[float, float]:
     """Call `price_alone`."""
-    return price_alone(_named(plain), strategies, task, row, gpus, held_bytes)
+    return price_alone(_named(plain), borrowed(strategies), task, borrowed(row), borrowed(gpus), held_bytes)
 
 
 @compiled
@@ -39,4 +43,7 @@ def whole(
     batches: IntArray, seconds: FloatArray,
 ) -> float:  # fmt: skip
     """Call `price_plan`."""
-    return price_plan(_named(plain), shape, gpus, layers, samples, rooms, batches, seconds)
+    return price_plan(
+        _named(plain), borrowed(shape), borrowed(gpus), borrowed(layers), borrowed(samples), borrowed(rooms),
+        borrowed(batches), borrowed(seconds),
+    )  # fmt: skip

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from plans.errors import SearchError
 
 try:
-    from numba import njit
+    from numba import config, njit
+    from numba.core import cgutils
+    from numba.extending import intrinsic
 except ImportError as error:
     raise SearchError("searching needs numba, which is not installed; install motley[planner].") from error
 
@@ -24,3 +26,26 @@ def compiled(function: FunctionT) -> FunctionT:
         return cast("FunctionT", njit(cache=True, error_model="numpy")(function))
     except RuntimeError:  # numba found no folder for its cache
         return cast("FunctionT", njit(error_model="numpy")(function))
+
+
+def _borrowed(_context: Any, array: Any) -> Any:  # noqa: ANN401 - numba's types
+    """Return an array without the count of its references, which whoever called keeps alive.
+
+    Compiled functions count the references of every array that they are given, at each call; with twenty arrays that
+    takes longer than the arithmetic.
+    """
+
+    def lowered(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401 - numba's types
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        view.meminfo = cgutils.get_null_value(view.meminfo.type)
+        view.parent = cgutils.get_null_value(view.parent.type)
+        return view._getvalue()
+
+    return array(array), lowered
+
+
+def _itself(array: Any) -> Any:  # noqa: ANN401 - stands for `_borrowed` where nothing is compiled
+    return array
+
+
+borrowed: Callable[[Any], Any] = _itself if config.DISABLE_JIT else intrinsic(_borrowed)
