@@ -16,7 +16,7 @@ import numpy as np
 
 from plans.cost.collectives import LinkTimes
 from plans.cost.compact import CompactPlan, CompactTask, PackedPlan, packed
-from plans.cost.compiled.tables import RINGS_KEPT, plain_tables
+from plans.cost.compiled.tables import RINGS_KEPT
 from plans.cost.group_memory import MemoryPricer
 from plans.cost.iteration import PhaseTimes
 from plans.cost.model import CostModel
@@ -62,7 +62,7 @@ class PlanEvaluator:
 
     def __init__(self, cluster: Cluster, job: Job, model: CostModel) -> None:
         # Machine code is loaded when somebody searches, not when the package is imported.
-        from plans.cost.compiled import balance, build, entries, rings, stages, transfer, whole_plan
+        from plans.cost.compiled import balance, build, plain, rings, stages, transfer, whole_plan
 
         self.cluster, self.job, self.model = cluster, job, model
         self.view = cluster.view
@@ -71,13 +71,13 @@ class PlanEvaluator:
         self.terms = {task: build_terms(self.view, job, task, model) for task in self.tasks}
         self.memory = MemoryPricer(self.view, job)
         self._tables = build.build_tables(self.view, job, model, self.links, self.terms, self.memory.tables)
-        self._plain = plain_tables(self._tables)
+        self._plain = plain.plain_tables(self._tables)
         self._asked = self._tables.rings.num_asked
         self._rings_kept = 0
         self._row = {task: index for index, task in enumerate(self.tasks)}
         self._generation = self._row[RlTask.ACTOR_GENERATION]
         self._rings, self._stages, self._balance = rings, stages, balance
-        self._transfer, self._plan, self._build, self._entries = transfer, whole_plan, build, entries
+        self._transfer, self._plan, self._build, self._named = transfer, whole_plan, build, plain
 
     def evaluate(self, plan: CompactPlan) -> Evaluation:
         """Return the price of a plan; its tasks must be exactly those of the job."""
@@ -86,7 +86,7 @@ class PlanEvaluator:
         rooms, batches = np.empty(dp, dtype=np.int64), np.empty(dp, dtype=np.int64)
         seconds = np.empty(self._plan.TASKS_S + len(self.tasks))
         overflow = self._settled(
-            lambda: self._entries.whole(
+            lambda: self._plan.price_plan(
                 self._plain, arrays.shape, arrays.gpus, arrays.layers, arrays.samples, rooms, batches, seconds
             )
         )
@@ -116,10 +116,10 @@ class PlanEvaluator:
             gpus: GPUs of all tasks, one after the other.
         """
         self._asked[0] = 0
-        found = self._entries.score(self._plain, strategies, shape, gpus)
+        found = self._plan.score_candidate(self._plain, strategies, shape, gpus)
         while self._asked[0]:
             self._solve_rings()
-            found = self._entries.score(self._plain, strategies, shape, gpus)
+            found = self._plan.score_candidate(self._plain, strategies, shape, gpus)
         return found
 
     def price_alone(
@@ -135,10 +135,10 @@ class PlanEvaluator:
             held_bytes: bytes of other models assumed on each GPU (they take room from the key/value cache).
         """
         self._asked[0] = 0
-        found = self._entries.alone(self._plain, strategies, self._row[task], row, gpus, held_bytes)
+        found = self._plan.price_alone(self._plain, strategies, self._row[task], row, gpus, held_bytes)
         while self._asked[0]:
             self._solve_rings()
-            found = self._entries.alone(self._plain, strategies, self._row[task], row, gpus, held_bytes)
+            found = self._plan.price_alone(self._plain, strategies, self._row[task], row, gpus, held_bytes)
         return found
 
     def task_s(self, task: RlTask, placement: CompactTask, decode_batches: Sequence[int] = ()) -> float:
@@ -228,7 +228,7 @@ class PlanEvaluator:
         decode = self.terms[RlTask.ACTOR_GENERATION].decode
         if decode is not None and batch >= len(self._tables.tails):
             self._tables = self._tables._replace(tails=self._build.tails_up_to(decode, batch))
-            self._plain = plain_tables(self._tables)
+            self._plain = self._named.plain_tables(self._tables)
 
     def _settled(self, call: Callable[[], ResultT]) -> ResultT:
         """Return the answer of compiled code once all rings are known that it asks for."""

@@ -1,4 +1,4 @@
-"""Machine code before the budget: compiling takes half a minute once, loading what was compiled about a second."""
+"""Machine code before the budget: compiling takes a minute or more once, loading what was compiled about a second."""
 
 from __future__ import annotations
 

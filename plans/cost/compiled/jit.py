@@ -37,8 +37,8 @@ def _borrowed(_context: Any, array: Any) -> Any:  # noqa: ANN401 - numba's types
 
     def lowered(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401 - numba's types
         view = context.make_array(signature.args[0])(context, builder, args[0])
-        view.meminfo = cgutils.get_null_value(view.meminfo.type)
-        view.parent = cgutils.get_null_value(view.parent.type)
+        view.meminfo = cgutils.get_null_value(view.meminfo.type)  # type: ignore[no-untyped-call]  # numba's
+        view.parent = cgutils.get_null_value(view.parent.type)  # type: ignore[no-untyped-call]  # numba's
         return view._getvalue()
 
     return array(array), lowered
@@ -48,4 +48,5 @@ def _itself(array: Any) -> Any:  # noqa: ANN401 - stands for `_borrowed` where n
     return array
 
 
-borrowed: Callable[[Any], Any] = _itself if config.DISABLE_JIT else intrinsic(_borrowed)
+# Numba reads its settings from the environment; compiling is off where somebody debugs.
+borrowed: Callable[[Any], Any] = _itself if config.DISABLE_JIT else intrinsic(_borrowed)  # type: ignore[attr-defined]

@@ -119,14 +119,3 @@ class Tables(NamedTuple):
     """Other numbers [NUM_NUMBERS]."""
     rings: Rings
     """Rings that need a search."""
-
-
-PlainTables = tuple[tuple[object, ...], tuple[object, ...], tuple[object, ...], tuple[object, ...]]
-"""`Tables` without names: the fields before the memory, the memory, the fields up to the rings, the rings."""
-
-
-def plain_tables(tables: Tables) -> PlainTables:
-    """Return the tables without names."""
-    at = Tables._fields.index("memory")
-    fields = tuple(tables)
-    return fields[:at], tuple(tables.memory), fields[at + 1 : -1], tuple(tables.rings)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from plans.cost.compiled.balance import even_samples, resident_share, speed_samples, split_layers
-from plans.cost.compiled.jit import compiled
+from plans.cost.compiled.jit import borrowed, compiled
 from plans.cost.compiled.memory import (
     cache_bytes,
     find_rooms,
@@ -23,6 +23,7 @@ from plans.cost.compiled.memory import (
     stage_bytes,
     uses_same_places,
 )
+from plans.cost.compiled.plain import PlainTables, named
 from plans.cost.compiled.stages import least_at, task_s
 from plans.cost.compiled.tables import (
     DP,
@@ -180,11 +181,12 @@ def _phi(tables: Tables, shape: IntArray, task_seconds: FloatArray, trains: bool
 
 
 @compiled
-def score_candidate(tables: Tables, strategies: IntArray, shape: IntArray, gpus: IntArray) -> tuple[float, float]:
+def score_candidate(plain: PlainTables, strategies: IntArray, shape: IntArray, gpus: IntArray) -> tuple[float, float]:
     """Balance and price a candidate: return its seconds, infinite where memory forbids it, and the bytes lacking.
 
     Both infinite where a task cannot be placed at all.
     """
+    tables, strategies, shape, gpus = named(plain), borrowed(strategies), borrowed(shape), borrowed(gpus)
     layers, samples = np.empty(shape[:, PP].sum(), dtype=np.int64), np.empty(shape[:, DP].sum(), dtype=np.int64)
     if not balance_plan(tables, strategies, shape, gpus, layers, samples):
         return math.inf, math.inf
@@ -200,10 +202,13 @@ def score_candidate(tables: Tables, strategies: IntArray, shape: IntArray, gpus:
 
 @compiled
 def price_plan(
-    tables: Tables, shape: IntArray, gpus: IntArray, layers: IntArray, samples: IntArray, rooms: IntArray,
+    plain: PlainTables, shape: IntArray, gpus: IntArray, layers: IntArray, samples: IntArray, rooms: IntArray,
     batches: IntArray, seconds: FloatArray,
 ) -> float:  # fmt: skip
     """Return the bytes that a plan lacks; write rooms, batches and seconds."""
+    tables, shape, gpus, layers, samples = (
+        named(plain), borrowed(shape), borrowed(gpus), borrowed(layers), borrowed(samples),
+    )  # fmt: skip
     place_tasks(shape)
     overflow = plan_overflow(tables, shape, gpus, layers, samples, rooms, batches)
     plan_seconds(tables, shape, gpus, layers, samples, batches, seconds)
@@ -212,13 +217,14 @@ def price_plan(
 
 @compiled
 def price_alone(
-    tables: Tables, strategies: IntArray, task: int, row: IntArray, gpus: IntArray, held_bytes: float
+    plain: PlainTables, strategies: IntArray, task: int, row: IntArray, gpus: IntArray, held_bytes: float
 ) -> tuple[float, float]:
     """Return seconds of one task alone and the largest share of a GPU's memory that its model fills.
 
     `held_bytes`: bytes of other models on each GPU, which take room from the key/value cache. Both infinite where the
     task can't be placed or not even one sequence fits.
     """
+    tables, strategies, row, gpus = named(plain), borrowed(strategies), borrowed(row), borrowed(gpus)
     dp, pp, tp, mbs, total = row[DP], row[PP], row[TP], row[MICRO_BATCH], tables.facts[SAMPLES]
     machines, layers = machines_of(tables, gpus), np.empty(pp, dtype=np.int64)
     split = row[SPLIT] if strategies[LAYERS] else SPLIT_EVEN

@@ -58,8 +58,8 @@ def tools_of(testbed: str, algorithm: str, mode: str, model: int) -> SearchTools
     return SearchTools(Problem(find_testbed(testbed).cluster, job, MODELS[model]))
 
 
-def built_plan(tools: SearchTools, rng: Draws) -> CompactPlan | None:
-    """Return a plan as searches make them: random groups, TP inside machines, balanced layers and samples."""
+def built_genome(tools: SearchTools, rng: Draws) -> Genome:
+    """Return a candidate as searches make them: random groups, TP inside machines."""
     problem = tools.problem
     groupings = task_groupings(problem.workflow)
     grouping = groupings[rng.below(len(groupings))]
@@ -68,7 +68,12 @@ def built_plan(tools: SearchTools, rng: Draws) -> CompactPlan | None:
     for task in layouts:
         guesses = tools.ranker.guesses(task, genome.gpus[genome.group_of(task)])
         layouts[task] = guesses.build(guesses.random_recipe(rng)) or layouts[task]
-    return tools.pricer.compact(Genome(genome.grouping, genome.gpus, layouts))
+    return Genome(genome.grouping, genome.gpus, layouts)
+
+
+def built_plan(tools: SearchTools, rng: Draws) -> CompactPlan | None:
+    """Return a plan as searches make them, with balanced layers and samples."""
+    return tools.pricer.compact(built_genome(tools, rng))
 
 
 @settings(max_examples=80, deadline=None)
@@ -81,7 +86,6 @@ def test_kept_replicas_rings_and_transfers_price_like_the_formulas(seed, testbed
     if plan is None:
         return
     fast = tools.problem.evaluator.evaluate(plan)
-    assert tools.problem.evaluator.score(plan) == (fast.score_s, fast.overflow_bytes)
     report = price(cluster, job, plan_of(plan, cluster, job, method="random"), MODELS[model])
     assert (report.feasible, report.decode_batches) == (fast.feasible, fast.decode_batches)
     if report.iteration_s is None:
@@ -90,6 +94,17 @@ def test_kept_replicas_rings_and_transfers_price_like_the_formulas(seed, testbed
     assert fast.iteration_s == pytest.approx(report.iteration_s, rel=1e-12)
     assert list(fast.task_s.values()) == pytest.approx([t.total_s for t in report.tasks.values()], rel=1e-12)
     assert fast.phases.transfer_s == pytest.approx(report.phases.transfer_s, rel=1e-12, abs=1e-15)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds, testbed=st.sampled_from(TESTBEDS), algorithm=algorithms, mode=modes,
+       model=st.integers(0, len(MODELS) - 1))  # fmt: skip
+def test_a_candidate_costs_what_its_balanced_plan_costs(seed, testbed, algorithm, mode, model):
+    tools = tools_of(testbed, algorithm, mode, model)
+    genome = built_genome(tools, Draws(seed))
+    evaluation = tools.pricer.evaluation(genome)
+    expected = (np.inf, np.inf) if evaluation is None else (evaluation.score_s, evaluation.overflow_bytes)
+    assert tuple(tools.pricer.price(genome)) == expected
 
 
 @settings(max_examples=60, deadline=None)
