@@ -6,6 +6,8 @@ Answers are plain dictionaries, as Airflow gives them; what is not there is None
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +28,8 @@ _REPEATABLE = frozenset({"GET", "PATCH", "PUT", "DELETE"})
 _BUSY = frozenset({500, 502, 503, 504})
 """500 is also Airflow's answer while its database is locked by another process; the transaction is rolled back."""
 _TRIES = 5
+BACKFILL_WAIT_S = 60.0
+"""Longest wait for a backfill that stands in the way to end by itself when nothing of it runs."""
 
 
 class AirflowApi:
@@ -158,6 +162,22 @@ class AirflowApi:
         """Cancel a backfill; its unstarted runs are marked failed."""
         self._send("PUT", f"/api/v2/backfills/{backfill_id}/cancel", allowed=(_CONFLICT,))
 
+    def end_backfills(self, dag_id: str) -> None:
+        """Make room for a backfill: Airflow takes one per DAG at a time.
+
+        Raises:
+            DeploymentError: one of them does not end.
+        """
+        deadline = time.monotonic() + BACKFILL_WAIT_S
+        while active := self.active_backfills(dag_id):
+            for backfill in active:
+                self.cancel_backfill(backfill["id"])
+            if time.monotonic() > deadline:
+                raise DeploymentError(
+                    f"backfill {active[0]['id']} of DAG {dag_id} does not end; end it in the UI and resume again."
+                )
+            time.sleep(0.5)
+
     def backfill_iteration(self, dag_id: str, iteration: int, *, is_success_redone: bool = False) -> dict[str, Any]:
         """Run one iteration again (or for the first time), in a slot of its own.
 
@@ -188,7 +208,9 @@ class AirflowApi:
             "max_active_runs": max_active_runs,
             "run_on_latest_version": True,
         }
-        return dict(self._send("POST", "/api/v2/backfills", json=body).json())
+        # A backfill is there before its DAG runs are: a refused request may leave one that holds the DAG's only place.
+        path, again = "/api/v2/backfills", lambda: self.end_backfills(dag_id)
+        return dict(self._send("POST", path, json=body, before_repeat=again).json())
 
     def _get(self, path: str, params: dict[str, Any] | None = None) -> dict[str, Any] | None:
         answer = self._send("GET", path, params=params, allowed=(_NOT_FOUND,))
@@ -202,9 +224,10 @@ class AirflowApi:
         params: dict[str, Any] | None = None,
         json: dict[str, Any] | None = None,
         allowed: tuple[int, ...] = (),
+        before_repeat: Callable[[], None] | None = None,
     ) -> httpx.Response:
         try:
-            answer = self._patiently(method, path, params, json)
+            answer = self._patiently(method, path, params, json, before_repeat)
         except httpx.HTTPError as error:
             raise DeploymentError(
                 f"Airflow at {self._client.base_url} does not answer {method} {path} ({type(error).__name__}: "
@@ -218,10 +241,18 @@ class AirflowApi:
         return answer
 
     def _patiently(
-        self, method: str, path: str, params: dict[str, Any] | None, json: dict[str, Any] | None
+        self,
+        method: str,
+        path: str,
+        params: dict[str, Any] | None,
+        json: dict[str, Any] | None,
+        before_repeat: Callable[[], None] | None,
     ) -> httpx.Response:
-        """Send, and send again what may be repeated while the server is busy: SQLite locked, a slow machine."""
-        if method not in _REPEATABLE:
+        """Send, and send again what may be repeated while the server is busy: SQLite locked, a slow machine.
+
+        A request that makes something may be repeated after `before_repeat` has undone what it may have made.
+        """
+        if method not in _REPEATABLE and before_repeat is None:
             return self._once(method, path, params, json)
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_result(lambda answer: answer.status_code in _BUSY)
@@ -229,6 +260,7 @@ class AirflowApi:
             stop=tenacity.stop_after_attempt(_TRIES),
             wait=tenacity.wait_random_exponential(multiplier=self._first_wait_s, max=8.0 * self._first_wait_s),
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+            before_sleep=None if before_repeat is None else lambda _: before_repeat(),
         )
         answer: httpx.Response = retrying(self._once, method, path, params, json)
         return answer

@@ -8,7 +8,6 @@ iteration is retried as a backfill of one iteration, which has a slot of its own
 from __future__ import annotations
 
 import os
-import time
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ import typer
 from cli.deployment import HomeOption, JsonOption, home_of
 from cli.deployment_api import AirflowApi
 from cli.deployment_start import bring_up
-from cli.errors import DeploymentError, RunFailedError
+from cli.errors import RunFailedError
 from cli.follow import RunFollower, run_iteration
 from cli.follow_view import follow
 from cli.output import Output
@@ -29,9 +28,6 @@ from storage.policies import head_version
 from storage.store import Store
 
 app = typer.Typer()
-
-BACKFILL_WAIT_S = 60.0
-"""Longest wait for a backfill that stands in the way to end by itself when nothing of it runs."""
 
 
 @app.command()
@@ -78,7 +74,7 @@ def clear_the_way(follower: RunFollower, output: Output) -> None:
                 "at its tasks in the UI."
             )
         done.add(iteration)
-        end_backfills(api, dag_id)
+        api.end_backfills(dag_id)
         output.progress(f"iteration {iteration} is run again")
         api.backfill_iteration(dag_id, iteration, is_success_redone=is_success_redone)
         api.set_paused(dag_id, is_paused=False)  # a paused DAG holds its backfills too
@@ -100,16 +96,3 @@ def first_to_redo(api: AirflowApi, store: Store, entry: RunEntry) -> tuple[int, 
         if head is None or iteration >= head:  # marked successful by hand: the data knows better
             return iteration, True
     return None
-
-
-def end_backfills(api: AirflowApi, dag_id: str) -> None:
-    """Make room for a backfill: Airflow takes one per DAG at a time."""
-    deadline = time.monotonic() + BACKFILL_WAIT_S
-    while active := api.active_backfills(dag_id):
-        for backfill in active:
-            api.cancel_backfill(backfill["id"])
-        if time.monotonic() > deadline:
-            raise DeploymentError(
-                f"backfill {active[0]['id']} of DAG {dag_id} does not end; end it in the UI and resume again."
-            )
-        time.sleep(0.5)

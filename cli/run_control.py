@@ -22,7 +22,6 @@ from cli.errors import DeploymentError, InputError, RunFailedError
 from cli.follow import RunFollower, run_iteration
 from cli.follow_view import follow
 from cli.output import Output
-from cli.resume import end_backfills
 from cli.run_lookup import RUN_HELP, find_run, open_entry_store
 from cli.run_register import register, wait_for_dag
 from stages.home import MotleyHome, dag_id_of
@@ -140,7 +139,7 @@ def stop_run(live: LiveRun) -> list[int]:
         DeploymentError: its tasks did not end.
     """
     live.api.set_paused(live.dag_id, is_paused=True)
-    end_backfills(live.api, live.dag_id)
+    live.api.end_backfills(live.dag_id)
     stopped: set[int] = set()
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while active := live.active_runs():
@@ -178,7 +177,7 @@ def retry(
     output = Output(is_json=json)
     with live_run(run, home_of(home)) as live:
         check_retry(live, iteration)
-        end_backfills(live.api, live.dag_id)
+        live.api.end_backfills(live.dag_id)
         live.api.backfill_iteration(live.dag_id, iteration)
         live.api.set_paused(live.dag_id, is_paused=False)  # a paused DAG holds its backfills too
         follower = RunFollower(api=live.api, store=open_entry_store(live.entry), entry=live.entry)

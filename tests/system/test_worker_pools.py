@@ -36,6 +36,8 @@ pytestmark = [
 
 SPECS = Path(__file__).parent / "specs"
 CLUSTER = str(SPECS / "two_machines.yaml")
+REWARD = 'rewards.terms=[{name: format, options: {pattern: "[0-9]*[02468]"}}]'
+"""Half of all answers are even numbers: unlike right answers of a model so small, every prompt group has both kinds."""
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +200,8 @@ def test_fork_goes_on_from_a_version_with_other_settings_and_leaves_its_parent_a
     head = head_version(pool.store, "tiny")
     forked = outcome(
         pool.motley(
-            "fork", "tiny", "--from", "6", "--name", "branch", "--set", "optimizer.learning_rate=1e-4", "--iterations",
-            "7", "--json",
+            "fork", "tiny", "--from", "6", "--name", "branch", "--set", "optimizer.learning_rate=1e-4", "--set", REWARD,
+            "--iterations", "7", "--json",
         )
     )  # fmt: skip
     assert forked["forked_from"]["version"] == 6

@@ -112,6 +112,27 @@ def test_request_that_sets_a_state_is_repeated_while_the_database_is_locked(num_
     assert (server.is_paused, len(server.requests)) == (True, num_failures + 1)
 
 
+def test_backfill_that_a_locked_database_left_half_made_is_ended_before_it_is_made_again() -> None:
+    """Found by the system tests: Airflow commits a backfill before its DAG runs, then answers 503."""
+    server, locked = AirflowServer("motley__demo", states={3: "failed"}), iter([True])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = server.answer(request)
+        is_made = (request.method, request.url.path) == ("POST", "/api/v2/backfills")
+        return httpx.Response(503, json={"detail": "Database is locked."}) if is_made and next(locked, False) else found
+
+    api = AirflowApi("http://127.0.0.1:1", transport=httpx.MockTransport(answer), first_wait_s=0.0)
+
+    api.backfill_iteration("motley__demo", 3)
+
+    assert [(method, path.removeprefix("/api/v2/")) for method, path in server.requests if method != "GET"] == [
+        ("POST", "backfills"),
+        ("PUT", "backfills/1/cancel"),
+        ("POST", "backfills"),
+    ]
+    assert len(api.active_backfills("motley__demo")) == 1
+
+
 def test_database_that_stays_locked_is_a_sentence_and_nothing_is_made_twice() -> None:
     server = AirflowServer("motley__demo", states={3: "failed"})
     api = AirflowApi("http://127.0.0.1:1", transport=busy_server(server, 100), first_wait_s=0.0)
@@ -119,9 +140,10 @@ def test_database_that_stays_locked_is_a_sentence_and_nothing_is_made_twice() ->
     with pytest.raises(DeploymentError, match=r"refused GET /api/v2/dags/motley__demo with status 500: .*Database"):
         api.dag("motley__demo")
     assert len(server.requests) == 5
-    with pytest.raises(DeploymentError, match=r"refused POST /api/v2/backfills with status 500"):
+    with pytest.raises(DeploymentError, match=r"refused GET /api/v2/backfills with status 500"):
         api.backfill_iteration("motley__demo", 3)
-    assert len(server.requests) == 6
+    assert [method for method, _ in server.requests[5:]] == ["POST"] + ["GET"] * 5
+    assert len(server.backfills) == 1
 
 
 def test_server_that_does_not_answer_in_time_is_asked_again() -> None:
