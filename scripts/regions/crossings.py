@@ -21,9 +21,11 @@ from storage.store import Store, open_store
 _POLICY: Final = re.compile(r"/policies/(\d+)/(?!fence/)[^/]+/(.+)")
 """A file of a policy version, in the folder of an attempt; the fence of attempts is none."""
 _KINDS: Final = {
+    "listings": r"^/[^/]+$",
+    "fences and probes": r"/fence/|/_probe/",
     "policy, delta": r"/policies/\d+/[^/]+/delta/",
     "policy, whole weights": r"/policies/\d+/[^/]+/[^/]+\.safetensors$",
-    "policy, other files": r"/policies/",
+    "policy, manifests and others": r"/policies/",
     "resume points": r"/(trainer|critics)/",
     "rows": r"/iterations/.*\.parquet$",
     "manifests of rows": r"/iterations/.*/manifest\.json$",
@@ -59,21 +61,23 @@ class Traffic:
 
     num_requests: int = 0
     """Requests."""
-    read_bytes: int = 0
-    """Bytes of objects that came back."""
+    read_bytes: int | None = 0
+    """Bytes of objects that came back; None where an answer did not announce its length."""
     written_bytes: int = 0
     """Bytes of objects that were sent."""
 
 
 def traffic(journal: Path) -> dict[str, Traffic]:
-    """Return what crossed a line, by kind of object; bodies only, as far as their length was announced."""
+    """Return what crossed a line, by kind of object; bodies only."""
     found: dict[str, Traffic] = {}
     for request in requests_of(journal):
         path = str(request["path"]).partition("?")[0]
         kind = next((name for name, pattern in _KINDS.items() if re.search(pattern, path)), "other")
         one = found.setdefault(kind, Traffic())
         one.num_requests += 1
-        one.read_bytes += int(str(request["received_bytes"] or 0))
+        received = request["received_bytes"] if request["status"] is not None else 0
+        is_known = one.read_bytes is not None and received is not None
+        one.read_bytes = (one.read_bytes or 0) + int(str(received)) if is_known else None
         one.written_bytes += int(str(request["sent_bytes"]))
     return found
 

@@ -21,9 +21,9 @@ def print_summary(layout: Regions, run: str, iterations: int) -> None:
         rows = [
             [what, kind, one.read_bytes, one.written_bytes, one.num_requests]
             for what, journal in journals.items()
-            for kind, one in sorted(traffic(journal).items(), key=lambda item: -item[1].read_bytes)
+            for kind, one in sorted(traffic(journal).items(), key=lambda item: -(item[1].read_bytes or 0))
         ]
-        columns = ["of", "", "bytes read", "bytes written", "requests"]
+        columns = ["of", "objects", "bytes read", "bytes written", "requests"]
         console.print(table(f"{way.asker} asked {way.peer}", columns, rows))
     console.print(table("Policy versions that crossed", _POLICY_COLUMNS, _policy_rows(layout, run, iterations)))
     console.print(table("Rows in a region's store", _ROW_COLUMNS, _rows(layout, run, iterations)))

@@ -174,7 +174,7 @@ def _note_answer(proxy: TcpProxy, connection: _Connection, data: bytes) -> None:
     if connection.waiting is None or found is None or int(found[1]) < 200:
         return
     length = _LENGTH.search(_head(data))
-    has_body = connection.waiting["method"] != "HEAD"
+    has_body = connection.waiting["method"] != "HEAD" and int(found[1]) not in (204, 304)
     connection.waiting["status"] = int(found[1])
     connection.waiting["received_bytes"] = (None if length is None else int(length[1])) if has_body else 0
     _write(proxy, connection)

@@ -110,13 +110,13 @@ def test_traffic_is_told_apart_by_kind_of_object(layout: Regions, tmp_path: Path
         (policy.manifest.part(DELTA_PART).path, 10), (f"{folder}/{policy.manifest.attempt}/model.safetensors", 200),
         (f"{folder}/{policy.manifest.attempt}/config.json", 30), (f"{folder}/manifest.json", 4),
         (f"{shard_folder(RUN, 0, 'rollouts', 1)}/a/rows.parquet", 700), (iteration_record(RUN, 0), 50),
-        (lease(RUN, "h"), 60), (run_record(RUN), 5),
+        (lease(RUN, "h"), 60), (run_record(RUN), 5), (f"{folder}/fence/claim", 9), ("_probe/x", None),
     ):  # fmt: skip
         note(layout, "west", "GET", key, size)
     found = traffic(layout.journal(way(layout, "west")))
     assert {kind: (one.read_bytes, one.num_requests) for kind, one in found.items()} == {
-        "policy, delta": (10, 1), "policy, whole weights": (200, 1), "policy, other files": (34, 2), "rows": (700, 1),
-        "records and plans": (55, 2), "leases": (60, 1),
+        "policy, delta": (10, 1), "policy, whole weights": (200, 1), "policy, manifests and others": (34, 2),
+        "rows": (700, 1), "records and plans": (55, 2), "leases": (60, 1), "fences and probes": (None, 2),
     }  # fmt: skip
 
 
