@@ -90,7 +90,7 @@ def show_group(
     """
     output = Output(is_json=json)
     found = find_run(run, home_of(home))
-    with connect(found.store, found.name, [iteration]) as connection, _readable(found.name):
+    with connect(found.rows_store(), found.name, [iteration]) as connection, _readable(found.name):
         chosen = prompt or first_prompt(connection, iteration, split, is_worst=worst)
         rows = group_rows(connection, iteration, split, chosen) if chosen else []
     if not rows:
@@ -125,7 +125,7 @@ def sql(
 
     output = Output(is_json=json)
     found = find_run(run, home_of(home))
-    with connect(found.store, found.name) as connection:
+    with connect(found.rows_store(), found.name) as connection:
         try:
             rows = rows_of(connection, query)
         except duckdb.Error as error:
@@ -166,7 +166,7 @@ def export(
     redactor = deployed_redactor({**os.environ, HOME_VARIABLE: str(place.path)})
     target = open_store(to if "://" in to else str(Path(to).absolute()))
     redact = None if redactor is None else redactor.table
-    files = export_rollouts(found.store, found.name, target, split=split, form=form, redact=redact)
+    files = export_rollouts(found.rows_store(), found.name, target, split=split, form=form, redact=redact)
     rows = [{"iteration": file.iteration, "rows": file.rows, "file": file.key} for file in files]
     text = f"{sum(file.rows for file in files)} rows of {len(files)} iteration(s) written to {target.url}"
     output.result({"run": found.name, "target": target.url, "files": rows}, text)
@@ -193,7 +193,7 @@ def _readable(run: str) -> Iterator[None]:
 def _print_query(run: str, query: str, split: Split, title: str, home: Path | None, *, json: bool) -> None:
     output = Output(is_json=json)
     found = find_run(run, home_of(home))
-    with connect(found.store, found.name) as connection, _readable(found.name):
+    with connect(found.rows_store(), found.name) as connection, _readable(found.name):
         rows = rows_of(connection, query, [split.value])
     if json:
         output.result({"run": found.name, "split": split.value, "iterations": rows}, "")

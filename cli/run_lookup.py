@@ -9,6 +9,7 @@ from typing import Any
 from cli.errors import InputError
 from stages.home import MotleyHome
 from stages.run_entry import RunEntry, list_run_entries, read_run_entry
+from storage.regional_view import run_stores, view_of
 from storage.store import Store, open_store
 
 RUN_HELP = "Run name in this deployment, or ROOT/NAME with the object-store root, e.g. s3://bucket/root/my-run."
@@ -25,6 +26,19 @@ class FoundRun:
     """Store of the control machine's region."""
     entry: RunEntry | None
     """The deployment's entry; None for a run that was given by its root."""
+
+    def stores(self) -> list[Store]:
+        """Return the stores of all its regions, `store` first.
+
+        Raises:
+            StorageError: the run's record can't be read.
+        """
+        options: dict[str, Any] = {} if self.entry is None else dict(self.entry.storage_options)
+        return run_stores(self.store, self.name, **options)
+
+    def rows_store(self) -> Store:
+        """Return the stores of all its regions as one to read rows from: they lie where they were made."""
+        return view_of(self.stores())
 
 
 def find_run(argument: str, home: MotleyHome) -> FoundRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +19,10 @@ from cli.tables import curve, table
 from stages.errors import ContractError
 from stages.home import MotleyHome
 from stages.run_entry import list_run_entries
-from storage.errors import StorageError
+from storage.errors import CorruptObjectError, ObjectMissingError, SchemaVersionError, StorageError
 from storage.iterations import find_records
 from storage.policies import head_version
+from storage.regional_view import view_of
 from storage.runs import IterationRecord, load_run
 from storage.verify import VerifyReport, verify_run
 
@@ -119,17 +121,30 @@ def verify(
     home: HomeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check every committed artefact of a run against its manifest; exit code 1 when something is damaged."""
+    """Check every committed artefact of a run against its manifest, in the stores of all its regions.
+
+    The exit code is 1 when something is damaged.
+    """
     output = Output(is_json=json)
     found = find_run(run, home_of(home))
+    try:
+        stores = found.stores()
+    except (CorruptObjectError, ObjectMissingError, SchemaVersionError):
+        stores = [found.store]  # without its record the run has this region only; the check says what is wrong with it
+    report, whole = VerifyReport(), view_of(stores)
     with Progress(console=output.progress_console, transient=True, disable=not output.is_interactive) as bar:
         task = bar.add_task("checking", total=None)
 
         def advance(done: int, total: int, key: str) -> None:
             bar.update(task, completed=done, total=total, description=Path(key).name or "done")
 
-        report = verify_run(found.store, found.name, is_hash_checked=not quick, progress=advance)
-    output.result(_verify_document(found, report), _verify_text(found, report))
+        for store in stores:
+            one = verify_run(store, found.name, is_hash_checked=not quick, progress=advance, whole=whole)
+            if len(stores) > 1:
+                one.findings = [replace(finding, key=f"{store.url}/{finding.key}") for finding in one.findings]
+            report.add(one)
+    urls = [store.url for store in stores]
+    output.result({**_verify_document(found, report), "stores": urls}, _verify_text(found, report))
     if not report.is_good:
         raise RunFailedError(
             f"Run {found.name} has damaged data (listed above); restore the objects named, or remove the artefacts "

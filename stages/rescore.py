@@ -31,6 +31,7 @@ from storage.exports import partition_key
 from storage.iterations import find_iterations
 from storage.layout import Split
 from storage.parquet_io import encode_table
+from storage.regional_view import run_stores, view_of
 from storage.rollout_schema import Family, FinishReason
 from storage.rollouts import has_rollouts, read_rollouts
 from storage.store import Store, open_store
@@ -80,8 +81,8 @@ def rescore(request: RescoreRequest) -> Iterator[dict[str, Any]]:
         RewardError: the verifiers can't be set up, or failed on every completion.
     """
     rewards = _rewards(request.rewards)
-    store, target = open_store(request.root), open_store(request.target)
-    job = load_run(request.root, request.run).job
+    job, target = load_run(request.root, request.run).job, open_store(request.target)
+    store = view_of(run_stores(open_store(request.root), request.run))
     if rewards.reward_model is not None:
         raise SpecFaultsError("rewards", ["reward_model needs the engines of a run; only rules can score again."])
     iterations = _iterations(store, request)

@@ -80,6 +80,14 @@ class VerifyReport:
     findings: list[Finding] = field(default_factory=list)
     """Everything found, in the order of the keys."""
 
+    def add(self, other: VerifyReport) -> None:
+        """Take in what was found in another region's store."""
+        self.num_artefacts += other.num_artefacts
+        self.num_documents += other.num_documents
+        self.num_parts += other.num_parts
+        self.size_bytes += other.size_bytes
+        self.findings += other.findings
+
     @property
     def is_good(self) -> bool:
         """Whether there is no error (warnings are allowed)."""
@@ -87,7 +95,12 @@ class VerifyReport:
 
 
 def verify_run(
-    store: Store, run: str, *, is_hash_checked: bool = True, progress: Progress = _ignore_progress
+    store: Store,
+    run: str,
+    *,
+    is_hash_checked: bool = True,
+    progress: Progress = _ignore_progress,
+    whole: Store | None = None,
 ) -> VerifyReport:
     """Check a run: every document, every manifest with its parts, the rows, and what joins them.
 
@@ -96,6 +109,7 @@ def verify_run(
         run: Run name.
         is_hash_checked: Read every byte and compare SHA-256; otherwise sizes, footers and rows only.
         progress: Told about every check.
+        whole: View of all regions' stores, in which the shards of an iteration are looked for; default the store.
 
     Raises:
         ObjectMissingError: There is nothing of that run.
@@ -121,7 +135,7 @@ def verify_run(
             _check_document(store, key, parsed, report)
     uncommitted = "belongs to an attempt that never committed, or that a later one replaced"
     report.findings += [Finding(Severity.WARNING, key, uncommitted) for key in data if key not in named]
-    _check_joins(store, run, keys, report)
+    _check_joins(whole or store, run, keys, report)
     if layout.run_record(run) not in keys:
         report.findings.append(Finding(Severity.ERROR, layout.run_record(run), "the run record is missing"))
     progress(len(keys), len(keys), "")

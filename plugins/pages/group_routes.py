@@ -74,7 +74,7 @@ def routes(pages: Pages) -> APIRouter:
         if query.find:
             last = run.done + (query.split is Split.EVAL)
             found = iterations_with_prompt(
-                run.store, run.name, range(run.entry.first_iteration, last), query.split, prompt
+                run.rows_store, run.name, range(run.entry.first_iteration, last), query.split, prompt
             )
         return pages.render(
             request, "group.html", run=run, page="rollouts", query=query, iteration=iteration, prompt=prompt,

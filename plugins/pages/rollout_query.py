@@ -100,7 +100,7 @@ def views_of(run: PageRun, *iterations: int) -> Iterator[duckdb.DuckDBPyConnecti
     """
     import duckdb
 
-    with connect(run.store, run.name, iterations) as connection:
+    with connect(run.rows_store, run.name, iterations) as connection:
         # One request must not take the whole API server: what is asked for is one page.
         connection.execute("SET threads = 2; SET memory_limit = '2GB'; SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")

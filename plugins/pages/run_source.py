@@ -23,6 +23,7 @@ from storage.errors import ObjectMissingError
 from storage.iterations import records_of
 from storage.layout import Split
 from storage.policies import PolicyHead, read_head
+from storage.regional_view import view_of
 from storage.rollouts import has_rollouts
 from storage.runs import IterationRecord, RunRecord, load_run
 from storage.store import Store, open_store
@@ -43,7 +44,9 @@ class PageRun:
     entry: RunEntry
     """The deployment's entry."""
     store: Store
-    """Store of the control machine's region, which holds policies, plans, records and rollouts."""
+    """Store of the control machine's region, which holds policies, plans and records."""
+    rows_store: Store
+    """The stores of all regions as one: rows lie where they were made."""
     record: RunRecord
     """The run's record."""
     head: PolicyHead | None
@@ -78,7 +81,7 @@ class PageRun:
                 f"{what} does not exist: the run has iterations {self.entry.first_iteration} to "
                 f"{self.entry.iterations - 1}; `motley extend {self.name} --iterations N` adds more."
             )
-        if has_rollouts(self.store, self.name, iteration, split=split):
+        if has_rollouts(self.rows_store, self.name, iteration, split=split):
             return
         if split is Split.EVAL:
             raise PageError(
@@ -123,7 +126,12 @@ class RunSource:
             record = load_run(store, entry.run)
         except ObjectMissingError as error:
             raise PageError(f"Run {name} has an entry in this deployment, but {error}.") from error
-        return PageRun(dag_id=dag_id, entry=entry, store=store, record=record, head=read_head(store, entry.run))
+        others = {root: region for region, root in entry.roots.items() if root != entry.root}
+        opened = [open_store(root, **self._options_of(entry, region)) for root, region in others.items()]
+        return PageRun(
+            dag_id=dag_id, entry=entry, store=store, rows_store=view_of([store, *opened]), record=record,
+            head=read_head(store, entry.run),
+        )  # fmt: skip
 
     def runs(self) -> list[RunEntry]:
         """Return the entries of all runs, by name."""

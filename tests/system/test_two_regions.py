@@ -22,6 +22,8 @@ from scripts.regions.layout import document, home_of
 from stages.home import ENGINES_PYTHON_VARIABLE, MotleyHome
 from stages.spec.job import TrainingJob, load_training_job
 from storage.policies import DELTA_PART, head_version, resolve_policy
+from storage.regional_view import view_of
+from storage.rollouts import read_rollouts
 
 pytestmark = [
     pytest.mark.system,
@@ -56,10 +58,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(folder, finished, job, weights, rollout_facts(finished.layout, RUN, job.iterations))
 
 
-def test_run_ends_and_both_stores_are_whole(run: Run) -> None:
+def test_run_ends_and_is_whole_over_both_stores(run: Run) -> None:
     assert (run.finished.outcome["state"], run.finished.outcome["policy_version"]) == ("finished", run.iterations)
     assert head_version(store_of(run.finished.layout.home), RUN) == run.iterations
-    assert {name: report["is_good"] for name, report in run.finished.verified.items()} == {"west": True, "east": True}
+    assert run.finished.verified["is_good"]
+    assert run.finished.verified["stores"] == [region.root for region in run.finished.layout.regions]
+    stores = view_of([store_of(region) for region in run.finished.layout.regions])
+    for k in range(run.iterations):
+        rows = read_rollouts(stores, RUN, k, columns=["row_id", "reward", "advantage"], families=["reward", "training"])
+        assert rows.num_rows == run.job.planner.num_samples
 
 
 def test_every_version_crosses_the_link_once_and_later_ones_as_deltas(run: Run) -> None:
