@@ -48,7 +48,7 @@ test: env-vllm lint  ## The default tests: light and engine tiers
 	.venv-engines/bin/python -m pytest -m "(engines or vllm) and not gpu and not slow and not system"
 
 test-system: env-vllm  ## Tests with a real Airflow deployment
-	.venv/bin/pytest -m "system and not slow"
+	MOTLEY_ENGINES_PYTHON=$(CURDIR)/.venv-engines/bin/python .venv/bin/pytest -m "system and not slow"
 
 test-browser: $(LIGHT)  ## The pages in a headless Chromium
 	scripts/install.sh browser

@@ -83,9 +83,11 @@ class TaskLayout:
     @property
     def array(self) -> IntArray:
         """The GPUs as an array."""
-        if self._array is None:
-            object.__setattr__(self, "_array", np.array(self.gpus, dtype=np.int64))
-        return self._array  # type: ignore[return-value]  # set above
+        array = self._array
+        if array is None:
+            array = np.array(self.gpus, dtype=np.int64)
+            object.__setattr__(self, "_array", array)
+        return array
 
 
 Unit = tuple[int, ...]

@@ -8,8 +8,7 @@ from typing import Any, TypeVar, cast
 from plans.errors import SearchError
 
 try:
-    from numba import config, njit
-    from numba.core import cgutils
+    from numba import njit
     from numba.extending import intrinsic
 except ImportError as error:
     raise SearchError("searching needs numba, which is not installed; install motley[planner].") from error
@@ -37,8 +36,7 @@ def _borrowed(_context: Any, array: Any) -> Any:  # noqa: ANN401 - numba's types
 
     def lowered(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401 - numba's types
         view = context.make_array(signature.args[0])(context, builder, args[0])
-        view.meminfo = cgutils.get_null_value(view.meminfo.type)  # type: ignore[no-untyped-call]  # numba's
-        view.parent = cgutils.get_null_value(view.parent.type)  # type: ignore[no-untyped-call]  # numba's
+        view.meminfo, view.parent = view.meminfo.type(None), view.parent.type(None)  # null: there is nothing to count
         return view._getvalue()
 
     return array(array), lowered
@@ -48,5 +46,5 @@ def _itself(array: Any) -> Any:  # noqa: ANN401 - stands for `_borrowed` where n
     return array
 
 
-# Numba reads its settings from the environment; compiling is off where somebody debugs.
-borrowed: Callable[[Any], Any] = _itself if config.DISABLE_JIT else intrinsic(_borrowed)  # type: ignore[attr-defined]
+# Where somebody debugs, numba's settings turn compiling off: `njit` then gives back what it is given.
+borrowed: Callable[[Any], Any] = _itself if njit(_itself) is _itself else intrinsic(_borrowed)

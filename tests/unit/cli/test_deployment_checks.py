@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,11 +37,26 @@ def test_home_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         check_home(MotleyHome(tmp_path / "file" / "home"))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_home_without_permission_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
+@pytest.fixture
+def ordinary_folder() -> Iterator[Path]:
+    """A folder of its own for an ordinary user, who the test is until it ends: root may write everywhere."""
+    nobody = 65534
+    with tempfile.TemporaryDirectory() as folder:
+        if os.getuid() != 0:
+            yield Path(folder)
+            return
+        os.chown(folder, nobody, nobody)
+        os.setresuid(nobody, nobody, 0)
+        try:
+            yield Path(folder)
+        finally:
+            os.setresuid(0, 0, 0)
+
+
+def test_home_without_permission_is_refused(ordinary_folder: Path) -> None:
+    ordinary_folder.chmod(0o500)
     with pytest.raises(DeploymentError, match="Permission denied"):
-        check_home(MotleyHome(tmp_path / "home"))
+        check_home(MotleyHome(ordinary_folder / "home"))
 
 
 def test_full_disk_is_refused_with_both_numbers(home: MotleyHome, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +97,8 @@ def test_file_where_a_folder_of_the_home_belongs_is_refused(home: MotleyHome, na
 
 
 @pytest.mark.parametrize("name", ["airflow", "runs", "deployment.json", "airflow/airflow.db"])
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_home_with_parts_of_another_user_is_refused(home: MotleyHome, name: str) -> None:
+def test_home_with_parts_of_another_user_is_refused(ordinary_folder: Path, name: str) -> None:
+    home = MotleyHome(ordinary_folder / "home")
     part = home.path / name
     if part.suffix:
         part.parent.mkdir(parents=True, exist_ok=True)
