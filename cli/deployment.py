@@ -56,7 +56,11 @@ def up(
     ] = None,
     database_url: Annotated[
         str | None,
-        typer.Option("--database-url", help="Metadata database, e.g. postgresql+psycopg2://...; default: SQLite."),
+        typer.Option(
+            "--database-url",
+            help="Metadata database, e.g. postgresql+psycopg2://...; default: the one it has, at first "
+            "MOTLEY_DATABASE_URL, else SQLite.",
+        ),
     ] = None,
     home: HomeOption = None,
     json: JsonOption = False,

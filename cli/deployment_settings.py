@@ -88,6 +88,10 @@ would have to be the same in every process that reads a DAG, and no row of a run
 START_TIMEOUT_VARIABLE = "MOTLEY_START_TIMEOUT_S"
 """Environment variable with the longest wait for components and workers to come up, seconds."""
 
+DATABASE_VARIABLE = "MOTLEY_DATABASE_URL"
+"""Environment variable with the metadata database of a deployment that starts for the first time. Unlike an argument,
+its password is in no list of processes."""
+
 # A worker is missed after five heartbeats; then another one may take its name.
 WORKER_HEARTBEAT_S = 10
 
@@ -111,8 +115,12 @@ def edge_environment(url: str) -> dict[str, str]:
 
 
 def without_airflow(caller: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the settings of any Airflow."""
-    return {name: value for name, value in caller.items() if not name.startswith(("AIRFLOW_", "_AIRFLOW_"))}
+    """Return an environment without the settings of any Airflow and without the address of its database."""
+    return {
+        name: value
+        for name, value in caller.items()
+        if not name.startswith(("AIRFLOW_", "_AIRFLOW_")) and name != DATABASE_VARIABLE
+    }
 
 
 def worker_environment(

@@ -25,7 +25,7 @@ from cli.deployment_record import (
     read_record,
     write_record,
 )
-from cli.deployment_settings import START_TIMEOUT_VARIABLE, airflow_environment, start_timeout_s
+from cli.deployment_settings import DATABASE_VARIABLE, START_TIMEOUT_VARIABLE, airflow_environment, start_timeout_s
 from cli.deployment_workers import ensure_workers, is_running, workers_of
 from cli.errors import DeploymentError
 from plans.spec.cluster import Cluster
@@ -64,7 +64,8 @@ def bring_up(
         environment: The caller's environment.
         report: Takes progress.
         cluster: Machines that get a worker each on this computer; None keeps what the deployment had.
-        database_url: SQLAlchemy URL of the metadata database; None keeps what the deployment had, SQLite at first.
+        database_url: SQLAlchemy URL of the metadata database; None keeps what the deployment had, at first that of
+            the caller's environment (MOTLEY_DATABASE_URL), else SQLite.
 
     Raises:
         DeploymentError: it can't be started, or did not come up.
@@ -84,7 +85,7 @@ def bring_up(
             _end_leftovers(before, report)
         record, version = _new_record(wanted, port, environment)
         if before is None:
-            record = with_workers(record, home, cluster, database_url)
+            record = with_workers(record, home, cluster, database_url or environment.get(DATABASE_VARIABLE) or None)
         return ensure_workers(_start_fresh(record, version, home, port, environment, report), home, environment, report)
 
 

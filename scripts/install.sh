@@ -24,7 +24,7 @@ install() { # directory, arguments of uv pip install
 case "${1:-}" in
 light)
     make_venv .venv
-    install .venv -e ".[airflow,planner,s3,dev]" -c constraints/airflow-py311.txt
+    install .venv -e ".[airflow,planner,s3,postgres,dev]" -c constraints/airflow-py311.txt
     touch .venv/.installed
     ;;
 engines)
@@ -32,7 +32,7 @@ engines)
     # pip, not uv, installs torch: it also sees CPU builds that a machine's pip configuration points to.
     .venv-engines/bin/python -c 'import torch' 2>/dev/null ||
         .venv-engines/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints/engines-py311.txt
-    install .venv-engines -e ".[transformers,megatron,datasets,s3,tensorboard,smollm2,test]" \
+    install .venv-engines -e ".[transformers,search,megatron,datasets,s3,tensorboard,smollm2,test]" \
         -c constraints/engines-py311.txt --override constraints/engines-overrides.txt
     touch .venv-engines/.installed
     ;;

@@ -1,4 +1,7 @@
-"""A deployment in a directory of its own, driven by the `motley` command and looked at through its data."""
+"""A deployment in a directory of its own, driven by the `motley` command and looked at through its data.
+
+With `MOTLEY_TEST_DATABASE=postgresql` every deployment has a PostgreSQL server of its own instead of SQLite.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import psutil
 
 from cli.deployment_processes import marked_processes
 from cli.deployment_record import DeploymentRecord, read_record
+from cli.deployment_settings import DATABASE_VARIABLE
 from stages.contract import StageName, StageResult, StageStatus
 from stages.home import MotleyHome
 from stages.launch import StageAttempt, all_attempts
@@ -26,6 +30,7 @@ from storage.policies import head_version, resolve_policy
 from storage.rollouts import read_family
 from storage.runs import read_iteration
 from storage.store import Store, open_store
+from tests.system.postgres import postgres_server
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -42,6 +47,8 @@ class Deployment:
     """One home directory with what runs for it."""
 
     home: MotleyHome
+    database_url: str | None = None
+    """Metadata database; None is SQLite."""
 
     def motley(self, *arguments: str, timeout_s: float = 900.0) -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""
@@ -57,7 +64,8 @@ class Deployment:
     @property
     def environment(self) -> dict[str, str]:
         """The environment that such a command needs."""
-        return {**os.environ, "MOTLEY_HOME": str(self.home.path), "PYTHONPATH": str(REPOSITORY)}
+        database = {} if self.database_url is None else {DATABASE_VARIABLE: self.database_url}
+        return {**os.environ, "MOTLEY_HOME": str(self.home.path), "PYTHONPATH": str(REPOSITORY), **database}
 
     @property
     def record(self) -> DeploymentRecord:
@@ -102,17 +110,20 @@ class Deployment:
 
 
 @contextmanager
-def deployment(path: Path) -> Iterator[Deployment]:
+def deployment(path: Path, *, database_url: str | None = None) -> Iterator[Deployment]:
     """Give a deployment that is down; whatever it started is ended afterwards, and nothing may be left."""
     path.mkdir(parents=True, exist_ok=True)
-    found = Deployment(MotleyHome(path))
-    try:
-        yield found
-    finally:
-        if found.home.deployment_file.exists():
-            done = found.motley("down")
-            assert done.returncode == 0, done.stderr
-            assert found.everything() == []
+    with ExitStack() as stack:
+        if database_url is None and os.environ.get("MOTLEY_TEST_DATABASE") == "postgresql":
+            database_url = stack.enter_context(postgres_server(path.parent / f"{path.name}-database")).url
+        found = Deployment(MotleyHome(path), database_url)
+        try:
+            yield found
+        finally:
+            if found.home.deployment_file.exists():
+                done = found.motley("down")
+                assert done.returncode == 0, done.stderr
+                assert found.everything() == []
 
 
 def kill(processes: list[psutil.Process]) -> int:

@@ -11,7 +11,7 @@ try:
     from numba import njit
     from numba.extending import intrinsic
 except ImportError as error:
-    raise SearchError("searching needs numba, which is not installed; install motley[planner].") from error
+    raise SearchError("searching needs numba, which is not installed; install motley[search].") from error
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 

@@ -13,7 +13,7 @@ import pytest
 from cli import deployment_workers
 from cli.deployment_api import AirflowApi
 from cli.deployment_record import DeploymentRecord, Ports
-from cli.deployment_settings import EDGE_EXECUTOR, airflow_environment, worker_environment
+from cli.deployment_settings import DATABASE_VARIABLE, EDGE_EXECUTOR, airflow_environment, worker_environment
 from cli.deployment_start import with_workers
 from cli.deployment_workers import find_machine, missing_queues, wait_until_free, worker_command, workers_of
 from cli.doctor_checks import Verdict, check_cluster
@@ -96,6 +96,17 @@ def test_database_of_the_deployment_is_kept_and_never_shown_with_its_password(tm
     from cli.deployment_start import _database_name
 
     assert _database_name(record, home) == "postgresql+psycopg2://127.0.0.1:5/db"
+
+
+def test_database_of_the_callers_environment_reaches_no_process_by_that_name(tmp_path: Path) -> None:
+    home, caller = MotleyHome(tmp_path), {"PATH": "/bin", DATABASE_VARIABLE: "postgresql+psycopg2://me:hunter2@h/db"}
+    worker = workers_of(CLUSTER, home)[0]
+    for found in (
+        airflow_environment(RECORD, home, caller),
+        worker_environment(worker, home.worker_home("trainer"), caller, url="https://hub", jwt_secret="s"),
+    ):
+        assert "hunter2" not in repr(found)
+        assert found["PATH"] == "/bin"
 
 
 def test_processes_on_sqlite_wait_for_each_others_writes(tmp_path: Path) -> None:
