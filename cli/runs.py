@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,6 @@ from stages.run_entry import list_run_entries
 from storage.errors import CorruptObjectError, ObjectMissingError, SchemaVersionError, StorageError
 from storage.iterations import find_records
 from storage.policies import head_version
-from storage.regional_view import view_of
 from storage.runs import IterationRecord, load_run
 from storage.verify import VerifyReport, verify_run
 
@@ -131,18 +129,14 @@ def verify(
         stores = found.stores()
     except (CorruptObjectError, ObjectMissingError, SchemaVersionError):
         stores = [found.store]  # without its record the run has this region only; the check says what is wrong with it
-    report, whole = VerifyReport(), view_of(stores)
     with Progress(console=output.progress_console, transient=True, disable=not output.is_interactive) as bar:
         task = bar.add_task("checking", total=None)
 
         def advance(done: int, total: int, key: str) -> None:
             bar.update(task, completed=done, total=total, description=Path(key).name or "done")
 
-        for store in stores:
-            one = verify_run(store, found.name, is_hash_checked=not quick, progress=advance, whole=whole)
-            if len(stores) > 1:
-                one.findings = [replace(finding, key=f"{store.url}/{finding.key}") for finding in one.findings]
-            report.add(one)
+        store, *others = stores
+        report = verify_run(store, found.name, others=others, is_hash_checked=not quick, progress=advance)
     urls = [store.url for store in stores]
     output.result({**_verify_document(found, report), "stores": urls}, _verify_text(found, report))
     if not report.is_good:

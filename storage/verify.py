@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pydantic import BaseModel
@@ -17,9 +18,11 @@ from storage.errors import InvalidNameError, ObjectMissingError, StorageError
 from storage.layout import Kind, ParsedKey, Split, parse_key
 from storage.leases import LEASE_FORMAT, RETENTION_FORMAT, Lease, RetentionLedger
 from storage.manifest import Manifest, check_schema_version, load_manifest, part_faults
+from storage.near_parts import near_parts
 from storage.parquet_io import read_table
 from storage.policies import HEAD_FORMAT, PolicyHead, resolve_policy
 from storage.posix_store import TEMPORARY_PREFIX
+from storage.regional_view import view_of
 from storage.rollout_schema import COLUMNS, SCHEMA_VERSION, Family
 from storage.rollouts import read_rollouts
 from storage.runs import ITERATION_FORMAT, ITERATION_PLAN_FORMAT, RUN_FORMAT, IterationPlan, IterationRecord, RunRecord
@@ -98,23 +101,40 @@ def verify_run(
     store: Store,
     run: str,
     *,
+    others: Sequence[Store] = (),
     is_hash_checked: bool = True,
     progress: Progress = _ignore_progress,
-    whole: Store | None = None,
 ) -> VerifyReport:
     """Check a run: every document, every manifest with its parts, the rows, and what joins them.
 
     Args:
         store: Where the run lies.
         run: Run name.
+        others: Stores of the run's other regions, where shards lie too. With any, findings name their store.
         is_hash_checked: Read every byte and compare SHA-256; otherwise sizes, footers and rows only.
-        progress: Told about every check.
-        whole: View of all regions' stores, in which the shards of an iteration are looked for; default the store.
+        progress: Told about every check, store by store.
 
     Raises:
-        ObjectMissingError: There is nothing of that run.
-        StoreAccessError: The store itself cannot be used.
+        ObjectMissingError: There is nothing of that run in one of the stores.
+        StoreAccessError: A store itself cannot be used.
     """
+    stores = (store, *others)
+    report = VerifyReport()
+    keys: set[str] = set()
+    for place in stores:
+        one, found = _verify_store(place, run, is_hash_checked=is_hash_checked, progress=progress)
+        if others:
+            one.findings = [replace(finding, key=f"{place.url}/{finding.key}") for finding in one.findings]
+        report.add(one)
+        keys.update(found)
+    _check_joins(view_of(stores), run, keys, report)
+    return report
+
+
+def _verify_store(
+    store: Store, run: str, *, is_hash_checked: bool, progress: Progress
+) -> tuple[VerifyReport, list[str]]:
+    """Check what one store has of a run by itself; return its keys too."""
     keys = [info.key for info in store.list(layout.run_folder(run))]
     if not keys:
         message = f"{store.url} has nothing of run {run!r}; `motley runs` lists those there are"
@@ -135,11 +155,10 @@ def verify_run(
             _check_document(store, key, parsed, report)
     uncommitted = "belongs to an attempt that never committed, or that a later one replaced"
     report.findings += [Finding(Severity.WARNING, key, uncommitted) for key in data if key not in named]
-    _check_joins(whole or store, run, keys, report)
     if layout.run_record(run) not in keys:
         report.findings.append(Finding(Severity.ERROR, layout.run_record(run), "the run record is missing"))
     progress(len(keys), len(keys), "")
-    return report
+    return report, keys
 
 
 def _parsed(key: str, report: VerifyReport) -> ParsedKey | None:
@@ -160,20 +179,13 @@ def _check_artefact(
     """Check one manifest and its parts; return the data objects that it names."""
     try:
         manifest = load_manifest(store, key.rpartition("/")[0])
-        faults = part_faults(store, manifest, is_hash_checked=is_hash_checked)
+        faults = _part_and_content_faults(store, key, parsed, manifest, is_hash_checked=is_hash_checked)
     except StorageError as error:
         if store.exists(key):  # else retention has deleted the artefact meanwhile
             report.num_artefacts += 1
             report.findings.append(Finding(Severity.ERROR, key, str(error)))
         return set()
     paths = {part.path for part in manifest.parts}
-    if parsed.kind is Kind.SUPERSEDED:
-        if manifest.key != f"{layout.run_folder(parsed.run)}/{parsed.name}":
-            faults.append(f"it was set aside, but was written as {manifest.key}")
-    elif manifest.key != key:
-        faults.append(f"it was written as {manifest.key}")
-    if not faults:
-        faults += _content_faults(store, parsed, manifest)
     if faults and not store.exists(key):
         return paths
     report.num_artefacts += 1
@@ -181,6 +193,23 @@ def _check_artefact(
     report.size_bytes += manifest.size
     report.findings += [Finding(Severity.ERROR, key, fault) for fault in faults]
     return paths
+
+
+def _part_and_content_faults(
+    store: Store, key: str, parsed: ParsedKey, manifest: Manifest, *, is_hash_checked: bool
+) -> list[str]:
+    """Check the parts of an artefact, its place and what is inside it; rows are hashed and decoded from one reading."""
+    is_read_twice = is_hash_checked and parsed.kind is Kind.SHARD
+    with near_parts(store, manifest) if is_read_twice else nullcontext(store) as near:
+        faults = part_faults(near, manifest, is_hash_checked=is_hash_checked)
+        if parsed.kind is Kind.SUPERSEDED:
+            if manifest.key != f"{layout.run_folder(parsed.run)}/{parsed.name}":
+                faults.append(f"it was set aside, but was written as {manifest.key}")
+        elif manifest.key != key:
+            faults.append(f"it was written as {manifest.key}")
+        if not faults:
+            faults += _content_faults(near, parsed, manifest)
+    return faults
 
 
 def _content_faults(store: Store, parsed: ParsedKey, manifest: Manifest) -> Iterator[str]:
@@ -219,7 +248,7 @@ def _check_document(store: Store, key: str, parsed: ParsedKey, report: VerifyRep
         report.findings.append(Finding(Severity.ERROR, key, str(error)))
 
 
-def _check_joins(store: Store, run: str, keys: list[str], report: VerifyReport) -> None:
+def _check_joins(store: Store, run: str, keys: Iterable[str], report: VerifyReport) -> None:
     """Check of every iteration that all shards are there, no row is doubled and the families join."""
     present: dict[tuple[int, Split], set[Family]] = {}
     for key in keys:
@@ -227,13 +256,23 @@ def _check_joins(store: Store, run: str, keys: list[str], report: VerifyReport) 
         if parsed is not None and parsed.number is not None:
             present.setdefault((parsed.number, parsed.split), set()).add(Family(parsed.family or ""))
     for (iteration, split), families in sorted(present.items()):
-        for family in sorted(families):
-            joined = () if family is Family.ROLLOUTS else (family,)
-            folder = layout.shard_folder(run, iteration, family.value, 0, split).rpartition("/")[0]
-            try:
-                read_rollouts(store, run, iteration, columns=["row_id"], families=joined, split=split)
-            except StorageError as error:
-                report.findings.append(Finding(Severity.ERROR, folder, str(error)))
+        joined = sorted(families - {Family.ROLLOUTS})
+        if _join_fault(store, run, iteration, split, joined) is None:
+            continue
+        for family in sorted(families):  # one by one: whose fault it is
+            one = [] if family is Family.ROLLOUTS else [family]
+            if (fault := _join_fault(store, run, iteration, split, one)) is not None:
+                folder = layout.shard_folder(run, iteration, family.value, 0, split).rpartition("/")[0]
+                report.findings.append(Finding(Severity.ERROR, folder, fault))
+
+
+def _join_fault(store: Store, run: str, iteration: int, split: Split, families: Sequence[Family]) -> str | None:
+    """Return why rollouts and families can't be read together, None if they can."""
+    try:
+        read_rollouts(store, run, iteration, columns=["row_id"], families=families, split=split)
+    except StorageError as error:
+        return str(error)
+    return None
 
 
 def _shard_of(key: str) -> ParsedKey | None:
