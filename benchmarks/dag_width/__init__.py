@@ -1,0 +1,1 @@
+"""Width of a run's DAG."""
