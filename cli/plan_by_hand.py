@@ -7,7 +7,7 @@ from pathlib import Path
 from cli.documents import read_plan
 from cli.errors import InputError
 from plans.plan import Plan, check_plan
-from stages.engine_limits import engine_limits
+from stages.engine_limits import engine_limits, machines_without_address
 from stages.plan_history import committed_plans, with_adoption
 from stages.runs import ResolvedRun
 from storage.runs import write_plan
@@ -26,7 +26,10 @@ def plan_by_hand(file: Path, run: ResolvedRun) -> Plan:
     """
     plan = read_plan(file)
     check_plan(plan, run.cluster, run.job.planner, source_name=str(file))
-    faults = engine_limits(run.job).faults(plan, run.cluster.view)
+    limits = engine_limits(run.job, run.cluster)
+    faults = limits.faults(plan, run.cluster.view)
+    if any("one machine" in fault for fault in faults) and (unreachable := machines_without_address(run.cluster)):
+        faults.append(f"training spreads only where all machines have an address, {', '.join(unreachable)} has none")
     used = {gpu.rpartition("/")[0] for placed in plan.tasks.values() for gpu in placed.gpus}
     faults += [f"machine {name} is drained" for name in run.drained if name in used]
     if faults:

@@ -7,9 +7,11 @@ afterwards. When an engine learns more, its line here changes.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from plans.search.limits import Limits, TaskLimit
+from plans.spec.cluster import Cluster
 from plans.spec.llm import LlmShape
 from plans.workflow import RlTask, TaskKind, shape_of, workflow_of
 from stages.single_machine_plan import CPU
@@ -22,11 +24,11 @@ _ONE_DEVICE: Final = TaskLimit(most_pp=1, most_tp=1, thread_types=_THREADS)
 """transformers: one GPU per replica."""
 
 _TRAINING: Final = TaskLimit(is_on_one_machine=True, most_pp=1, most_tp=1, thread_types=_THREADS)
-"""accelerate: processes of one machine, data parallel."""
+"""accelerate: data parallel processes."""
 
 
 def _megatron(shape: LlmShape) -> TaskLimit:
-    """Return what megatron-core can run: processes of one machine, on cpu devices too (docs/adr/0013)."""
+    """Return what megatron-core can run: a process per device, on cpu devices too (docs/adr/0013)."""
     return TaskLimit(
         is_on_one_machine=True,
         tp_divides=math.gcd(shape.heads, shape.kv_heads, shape.intermediate),
@@ -38,8 +40,16 @@ _GENERATION: Final = {"transformers": _ONE_DEVICE, "vllm": TaskLimit(most_pp=1, 
 """By generation engine; vLLM shards a replica over the GPUs of a machine."""
 
 
-def engine_limits(job: TrainingJob) -> Limits:
-    """Return the limits of every task of a job."""
+def machines_without_address(cluster: Cluster) -> list[str]:
+    """Return the machines whose absence of an address keeps training on one machine (docs/adr/0018)."""
+    return [machine.name for machine in cluster.machines if machine.address is None]
+
+
+def engine_limits(job: TrainingJob, cluster: Cluster) -> Limits:
+    """Return the limits of every task of a job on a cluster.
+
+    The policy's training spreads over machines where each can reach the others.
+    """
     by_kind = {
         TaskKind.GENERATION: _GENERATION[job.engines.generation.name],
         TaskKind.TRAINING: _TRAINING,
@@ -53,4 +63,7 @@ def engine_limits(job: TrainingJob) -> Limits:
     # The first critic is made from the first policy, by one stage on one machine.
     training = frozenset(task for task in tasks if task.kind is TaskKind.TRAINING)
     limits = {task: by_task.get(task, by_kind[task.kind]) for task in tasks}
+    if len(training) == 1 and not machines_without_address(cluster):
+        alone = limits[RlTask.ACTOR_TRAINING]
+        limits[RlTask.ACTOR_TRAINING] = replace(alone, is_on_one_machine=False)
     return Limits(limits, together=training if len(training) > 1 else frozenset())

@@ -24,9 +24,11 @@ from plans.workflow import RlTask
 from stages.engines.canary import CanaryRecord, check_canary
 from stages.engines.client import RemoteEngine
 from stages.engines.file_lock import exclusive
-from stages.engines.launch import EngineLaunch, Role
+from stages.engines.gang_place import GangPlace
+from stages.engines.launch import EngineLaunch, EngineRecord, Role
 from stages.engines.manager import EngineManager
 from stages.errors import ContractError, WeightMismatchError
+from stages.gang_layout import GangLayout, gang_layout, has_several_machines
 from stages.policy_files import policy_at_home, policy_directory
 from stages.sharding import machine_of
 from stages.single_machine_plan import CPU
@@ -102,14 +104,65 @@ class EnginePool:
         launch = self._inference_launch("scoring", RlTask.REFERENCE_INFERENCE, replica)
         return self._with_weights(launch, policy)[0]
 
-    def training(self, model_dir: Path) -> RemoteEngine:
+    def training(self, model_dir: Path, place: GangPlace | None = None) -> RemoteEngine:
         """Return the training engine of this machine; weights come with `load_checkpoint`.
 
+        Args:
+            model_dir: Gives architecture and tokenizer.
+            place: Where it stands, if the plan spreads training over several machines.
+
         Raises:
-            ContractError: the plan spreads training over several machines.
+            ContractError: the plan spreads training over several machines, and no place is given.
         """
+        if place is not None:
+            return self._acquire(self._gang_launch(place), model_dir)
         name = self._context.job.engines.training.name
         return self._acquire(self._training_launch("training", name, RlTask.ACTOR_TRAINING), model_dir)
+
+    def first_training(self, model_dir: Path) -> RemoteEngine:
+        """Return an engine that makes the first version: that of training, or where a gang trains, one process here.
+
+        Resume points don't depend on the engine or on its ranks.
+        """
+        task = self._context.plan.tasks[RlTask.ACTOR_TRAINING]
+        if not has_several_machines(task):
+            return self.training(model_dir)
+        gpus = () if self._context.machine.gpu == CPU else task.gpus[:1]
+        launch = self._trainer_launch(
+            "training", "accelerate", RlTask.ACTOR_TRAINING, 0, num_processes=1, gpus=gpus, is_checked=False
+        )
+        return self._acquire(launch, model_dir)
+
+    def live_gang(self, layout: GangLayout) -> GangPlace | None:
+        """Return the place of a live training engine of a gang, if it is what the plan still wants."""
+        for record in self._gang_engines():
+            place = record.launch.gang
+            if place is not None and (place.machines, place.ranks) == (layout.machines, layout.ranks):
+                return place if record.launch == self._gang_launch(place) else None
+        return None
+
+    def end_gang(self) -> None:
+        """End this machine's engines of training gangs, at once; may be called from another thread."""
+        for record in self._gang_engines():
+            self.manager.end(record)
+
+    def _gang_engines(self) -> list[EngineRecord]:
+        # A manager of its own: this may run beside a call of `manager` in another thread.
+        found = EngineManager(self._context.state_dir).list()
+        return [r for r in found if r.launch.gang is not None and r.launch.run == self._context.run.name]
+
+    def _gang_launch(self, place: GangPlace) -> EngineLaunch:
+        context = self._context
+        name, task = context.job.engines.training.name, context.plan.tasks[RlTask.ACTOR_TRAINING]
+        layout = gang_layout(task, name)
+        gpus = () if context.machine.gpu == CPU else layout.devices_of(context.machine.name)
+        here = next(
+            (index for index in range(len(task.replicas)) if machine_of(task, index) == context.machine.name), 0
+        )  # fmt: skip
+        launch = self._trainer_launch(
+            "training", name, RlTask.ACTOR_TRAINING, here, num_processes=task.dp, gpus=gpus, is_checked=False
+        )
+        return launch.model_copy(update={"gang": place, "replica": 0})
 
     def critic_training(self, model_dir: Path) -> RemoteEngine:
         """Return the engine that trains the critic on this machine; weights come with `load_checkpoint`.
@@ -171,8 +224,8 @@ class EnginePool:
         machines = {gpu.rpartition("/")[0] for gpu in task.gpus}
         if machines != {context.machine.name}:
             raise ContractError(
-                f"plan {context.plan_number} does {rl_task.value} on {', '.join(sorted(machines))}, but engine "
-                f"{name} trains on one machine, and this is {context.machine.name}; plan training onto one machine "
+                f"plan {context.plan_number} does {rl_task.value} on {', '.join(sorted(machines))}, but "
+                f"this stage trains on one machine, and this is {context.machine.name}; plan training onto one machine "
                 "and run the stage there."
             )
         gpus = () if context.machine.gpu == CPU else task.gpus
@@ -187,6 +240,7 @@ class EnginePool:
         *,
         num_processes: int,
         gpus: Sequence[str] | None = None,
+        is_checked: bool = True,
     ) -> EngineLaunch:
         job, task = self._context.job, self._context.plan.tasks[rl_task]
         return self._launch(
@@ -199,6 +253,7 @@ class EnginePool:
             max_num_seqs=job.planner.generation.max_num_seqs,
             options={**trainer_options(job, name, task, num_processes=num_processes)},
             gpus=gpus,
+            is_checked=is_checked,
         )
 
     @cached_property
@@ -228,10 +283,12 @@ class EnginePool:
         max_num_seqs: int,
         options: dict[str, object],
         gpus: Sequence[str] | None = None,
+        is_checked: bool = True,
     ) -> EngineLaunch:
         context = self._context
         machine, lengths, engines = context.machine, context.job.planner.lengths, context.job.engines
-        _check_replica(context.plan.tasks[task], task, replica, name, machine.name, is_cpu=machine.gpu == CPU)
+        if is_checked:
+            _check_replica(context.plan.tasks[task], task, replica, name, machine.name, is_cpu=machine.gpu == CPU)
         devices = placed.stages[0].gpus
         is_cpu = machine.gpu == CPU
         return EngineLaunch.model_validate(

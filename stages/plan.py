@@ -100,7 +100,7 @@ def queues_of(plan: Plan, cluster: Cluster) -> dict[str, list[str]]:
     """Return the queues that have work in an iteration, by stage; the rows of other queues skip.
 
     The machine that samples also scores by rules; a reward model scores where it is placed. The first policy is made
-    where it is trained, and evaluated where the first generation replica is.
+    where rank 0 trains it, and evaluated where the first generation replica is.
     """
     machines = {task: {gpu.rpartition("/")[0] for gpu in placed.gpus} for task, placed in plan.tasks.items()}
     generating = machines[RlTask.ACTOR_GENERATION]
@@ -108,7 +108,7 @@ def queues_of(plan: Plan, cluster: Cluster) -> dict[str, list[str]]:
     wanted = {
         StageName.GENERATE: generating,
         StageName.TRAIN: machines[RlTask.ACTOR_TRAINING],
-        StageName.PREPARE: machines[RlTask.ACTOR_TRAINING],
+        StageName.PREPARE: {machine_of(plan.tasks[RlTask.ACTOR_TRAINING], 0)},
         StageName.EVALUATE: {machine_of(plan.tasks[RlTask.ACTOR_GENERATION], 0)},
     }
     if RlTask.CRITIC_TRAINING in machines:  # PPO has a stage for each task

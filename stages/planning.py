@@ -74,7 +74,7 @@ def choose_plan(
         "model": f"{model.mode.value}: {model.calibration.name}",
         "drained": [*drained],
     }
-    limits = engine_limits(job)
+    limits = engine_limits(job, cluster)
     if len(usable.machines) == 1:
         plan = plan_on_machine(cluster, job.planner, usable.machines[0], model, limits)
     else:
@@ -115,7 +115,7 @@ def flip_roles(
         drained: Machines that get no work.
     """
     usable = _without(cluster, drained)
-    model, limits = model_of(cluster, job.planner, profiles), engine_limits(job)
+    model, limits = model_of(cluster, job.planner, profiles), engine_limits(job, cluster)
     planner = FlipRolesPlanner(standing=standing, factors=factors)
     try:
         found = make_plan(

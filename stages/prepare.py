@@ -18,6 +18,7 @@ from stages.critic_versions import make_first_critic, publish_critic_version
 from stages.engine_pool import canary_of
 from stages.engines.canary import NUM_ROWS, canary_rows
 from stages.failures import raise_recorded_failure
+from stages.gang_layout import has_several_machines
 from stages.policy_files import policy_at_home, policy_directory
 from stages.prompts import open_prompts, prompt_cache
 from stages.publish import publish_version
@@ -99,7 +100,7 @@ def _first_policy(context: StageContext) -> Policy:
         cache = prompt_cache(context.state_dir, context.run.name)
         prompts = open_prompts(context.job, model_dir, cache, context.deadline)
     with context.phase("engines"):
-        engine = context.engines.training(model_dir)
+        engine = context.engines.first_training(model_dir)
     with context.phase("load_checkpoint"):
         digest = weights_hash({path.name: path for path in sorted(model_dir.glob("*.safetensors"))})
         engine.load_checkpoint(model_dir, None, 0, digest)
@@ -118,7 +119,9 @@ def _first_policy(context: StageContext) -> Policy:
         is_head=False,
         buffer=RolloutBuffer(version=0),
     )
-    # The engine lives on with this directory's config and tokenizer; the weights are in the store now.
+    if has_several_machines(context.plan.tasks[RlTask.ACTOR_TRAINING]):
+        context.engines.discard(engine)  # it made the first version only; a gang trains
+    # An engine lives on with this directory's config and tokenizer; the weights are in the store now.
     for path in model_dir.glob("*.safetensors"):
         path.unlink()
     return policy

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from stages.context import StageContext
@@ -27,6 +28,7 @@ def publish_version(
     is_head: bool,
     buffer: RolloutBuffer,
     trainer_state: Mapping[str, Any] | None = None,
+    when_saved: Callable[[], None] | None = None,
 ) -> Policy:
     """Save what the training engine holds: first the resume point, then the policy, whose manifest marks the end.
 
@@ -42,17 +44,17 @@ def publish_version(
         is_head: Also make it the authoritative version.
         buffer: Rollouts that wait at this version; part of the resume point.
         trainer_state: JSON-able state beside the engine's, e.g. of a controller; kept in the resume point's manifest.
+        when_saved: Called when the engine is no longer needed, before anything is published; may refuse by an error.
     """
-    work = context.state_dir / "work" / context.run.name / f"{version}-{context.request.attempt}"
-    for left in work.parent.glob("[0-9]*-*"):  # training is serial: whoever left this is dead
-        shutil.rmtree(left, ignore_errors=True)
-    work.mkdir(parents=True)
+    work = _work_folder(context, version)
     policy_dir, trainer_dir = work / "policy", work / "trainer"
     try:
         with context.phase("save"):
             engine.save(policy_dir, trainer_dir, version)
         with context.phase("canary"):
             canary = CanaryRecord(rows=canary_rows, trainer_logprobs=engine.score(canary_rows))
+        if when_saved is not None:
+            when_saved()
         with context.phase("publish"):
             files = files_of(trainer_dir)
             save_checkpoint(
@@ -83,6 +85,31 @@ def publish_version(
         return policy
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def save_for_lead(
+    context: StageContext, engine: RemoteEngine, version: int, canary_rows: Sequence[ScoredTokens]
+) -> None:
+    """Do what the other machines of a gang must for `publish_version` on the lead: save and score with it.
+
+    Nothing stays here; the files go to the lead's machine over the ranks' connections.
+    """
+    work = _work_folder(context, version)
+    try:
+        with context.phase("save"):
+            engine.save(work / "policy", work / "trainer", version)
+        with context.phase("canary"):
+            engine.score(canary_rows)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _work_folder(context: StageContext, version: int) -> Path:
+    work = context.state_dir / "work" / context.run.name / f"{version}-{context.request.attempt}"
+    for left in work.parent.glob("[0-9]*-*"):  # training is serial: whoever left this is dead
+        shutil.rmtree(left, ignore_errors=True)
+    work.mkdir(parents=True)
+    return work
 
 
 def _delta_base(context: StageContext, version: int) -> LocalPolicy | None:

@@ -1,31 +1,35 @@
 """Stage train: policy version k becomes k + 1.
 
 Writes the column family `training`, the resume point k + 1 and, last, policy version k + 1, which marks the work as
-done but is not authoritative until stage commit_policy.
+done but is not authoritative until stage commit_policy. Where the plan trains on several machines, each has this stage
+(`stages.gang`): all read the same rows and train together, and the first one writes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
 
+from plans.workflow import RlTask
 from stages.context import StageContext, StageOutcome
 from stages.engine_pool import canary_of
 from stages.engines.canary import SAME_ENGINE_GAP, check_canary
 from stages.engines.client import RemoteEngine
 from stages.engines.protocol import TrainingOutcome, TrainingRequest
 from stages.errors import ContractError, NumericsError, WeightMismatchError
+from stages.gang import Gang, gang_of
 from stages.generate import run_prompts
 from stages.kl_state import KL_WEIGHT_KEY, kl_control, kl_weight_of, with_kl_weight
 from stages.policy_files import checkpoint_directory, policy_at_home, policy_directory
-from stages.publish import publish_version
+from stages.publish import publish_version, save_for_lead
 from stages.rollout_shards import Shard, find_in_regions
 from stages.staleness.ages import age_metrics
 from stages.staleness.buffer import Taken
-from stages.staleness.consumption import consume
+from stages.staleness.consumption import Consumption, consume
 from stages.step_documents import step_document
 from stages.training_columns import training_columns
 from stages.training_data import data_fingerprint, families_of, joined_rows
@@ -53,7 +57,46 @@ def run_stage(context: StageContext) -> StageOutcome:
     found = _standing(context, inputs)
     if found is not None:
         return StageOutcome(reused=True, artefacts=_keys(context), metrics=dict(found.manifest.metadata["training"]))
-    _discard_unfinished(context, len(consumption.rollouts) + 1)
+    gang = gang_of(context, RlTask.ACTOR_TRAINING, context.job.engines.training.name)
+    # Fetched before others wait for this machine.
+    model_dir = context.engines.base_directory
+    work = _Work(
+        policy=policy, consumption=consumption, data=data, inputs=inputs, model_dir=model_dir, gang=gang
+    )  # fmt: skip
+    if gang is None:
+        return _train_version(context, work)
+
+    def is_settled() -> bool:
+        return _standing(context, inputs) is not None
+
+    with gang.joined(inputs, is_settled) as is_formed:
+        if is_formed:
+            return _train_version(context, work)
+    return StageOutcome(reused=True, artefacts=_keys(context))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What an attempt trains."""
+
+    policy: Policy
+    consumption: Consumption
+    data: str
+    """SHA-256 of the data."""
+    inputs: str
+    """SHA-256 of data and weights."""
+    model_dir: Path
+    """Directory of version 0, from which engines start."""
+    gang: Gang | None
+    """The stages on other machines with which this one trains."""
+
+
+def _train_version(context: StageContext, work: _Work) -> StageOutcome:
+    """Make version k + 1 and publish it, or in a gang help its lead to."""
+    k, policy, consumption, gang = context.iteration, work.policy, work.consumption, work.gang
+    is_lead = gang is None or gang.is_lead
+    if is_lead:
+        _discard_unfinished(context, len(consumption.rollouts) + 1)
     kl_weight = kl_weight_of(context)
     with context.phase("read"):
         prepared = prepare_rows(
@@ -65,17 +108,20 @@ def run_stage(context: StageContext) -> StageOutcome:
         )
     prompts = run_prompts(context)
     with context.phase("engines"):
-        engine = context.engines.training(context.engines.base_directory)
+        engine = context.engines.training(work.model_dir, None if gang is None else gang.place)
     load_version(context, engine, policy, prompts.dataset_fingerprint)
     is_warm_up = context.job.ppo is not None and k < context.job.ppo.critic_warm_up_iterations
     steps = [] if is_warm_up else mini_batches(prepared, context.job, context.run.seed, k)
     context.log("train", version=k, rows=len(prepared.kept), optimizer_steps=len(steps))
     outcome = _train(context, engine, prepared, steps, kl_weight)
+    if not is_lead:
+        return _help_lead(context, work, engine)
     control = kl_control(context.job, kl_weight, prepared, outcome)
     metrics = training_metrics(prepared, outcome, consumption.taken)
     metrics |= {"kl_control": control.facts()} if control is not None else {}
+    metrics |= {"gang": gang.facts()} if gang is not None else {}
     with context.phase("commit"):
-        _write_columns(context, consumption.rollouts, prepared, outcome, inputs)
+        _write_columns(context, consumption.rollouts, prepared, outcome, work.inputs)
     publish_version(
         context,
         engine,
@@ -84,16 +130,27 @@ def run_stage(context: StageContext) -> StageOutcome:
         canary_rows=canary_of(policy).rows,
         metadata={
             "training": metrics,
-            "inputs": inputs,
-            "data": data,
+            "inputs": work.inputs,
+            "data": work.data,
             "iteration": k,
             "attempt": context.request.attempt,
         },
         is_head=False,
         buffer=consumption.taken.after,
         trainer_state={} if control is None else {KL_WEIGHT_KEY: control.next_weight},
+        when_saved=None if gang is None else gang.may_publish,
     )
     return StageOutcome(artefacts=_keys(context), metrics=metrics)
+
+
+def _help_lead(context: StageContext, work: _Work, engine: RemoteEngine) -> StageOutcome:
+    """Save with the lead of the gang, and wait until it has published."""
+    if work.gang is None:
+        raise ContractError("only a stage in a gang has a lead to help.")
+    save_for_lead(context, engine, context.iteration + 1, canary_of(work.policy).rows)
+    with context.phase("wait_for_lead"):
+        work.gang.wait_for_lead(lambda: _standing(context, work.inputs) is not None)
+    return StageOutcome(artefacts=_keys(context), metrics={"gang": work.gang.facts()})
 
 
 def policy_to_train(context: StageContext) -> Policy | None:

@@ -8,6 +8,7 @@ folder with one ``manifest.json`` and, per attempt, one folder of data objects::
     <run>/plans/<n>.json
     <run>/iterations/<k>/record.json
     <run>/iterations/<k>/quality.json
+    <run>/iterations/<k>/gangs/<task>/<epoch>.json and .../<epoch>/<machine>.json
     <run>/iterations/<k>/[eval/]<family>/shard-<s>/manifest.json
     <run>/iterations/<k>/[eval/]<family>/shard-<s>/<attempt>/rows.parquet
     <run>/policies/head.json
@@ -79,6 +80,7 @@ class Kind(StrEnum):
     METRICS = "metrics"
     SUPERSEDED = "superseded"
     ALERT = "alert"
+    GANG = "gang"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,8 +100,8 @@ class ParsedKey:
     shard: int | None = None
     """Shard index, for shards."""
     name: str | None = None
-    """Queue of a profile, holder of a lease, matter of an alert, file name of a data object, or key of what a rewind
-    set aside."""
+    """Queue of a profile, holder of a lease, matter of an alert, task of a gang, file name of a data object, or key of
+    what a rewind set aside."""
     attempt: str | None = None
     """Attempt of a data object; ``None`` for the manifest of an artefact."""
 
@@ -201,6 +203,16 @@ def iteration_plan(run: str, iteration: int) -> str:
 def quality_report(run: str, iteration: int) -> str:
     """Key of the quality report of an iteration."""
     return f"{iteration_folder(run, iteration)}/quality.json"
+
+
+def gang_epoch(run: str, iteration: int, task: str, epoch: int) -> str:
+    """Key that says that an epoch of a task's gang has begun."""
+    return f"{iteration_folder(run, iteration)}/gangs/{check_name(task, 'task')}/{_number(epoch, 'epoch')}.json"
+
+
+def gang_member(run: str, iteration: int, task: str, epoch: int, machine: str) -> str:
+    """Key of what a member of a gang says of itself."""
+    return f"{gang_epoch(run, iteration, task, epoch).removesuffix('.json')}/{escape_name(machine)}.json"
 
 
 def shard_folder(run: str, iteration: int, family: str, shard: int, split: Split | str = Split.TRAIN) -> str:
@@ -380,6 +392,9 @@ def _parse_iteration(run: str, iteration: int, rest: list[str]) -> ParsedKey | N
         return ParsedKey(kind=Kind.ITERATION_PLAN, run=run, number=iteration)
     if rest == ["quality.json"]:
         return ParsedKey(kind=Kind.QUALITY, run=run, number=iteration)
+    if len(rest) in (3, 4) and rest[0] == "gangs" and rest[-1].endswith(".json"):
+        is_gang = _NUMBER.match(rest[2].removesuffix(".json")) and (len(rest) == 3 or not rest[2].endswith(".json"))
+        return ParsedKey(kind=Kind.GANG, run=run, number=iteration, name=rest[1]) if is_gang else None
     split = Split.EVAL if len(rest) > 3 and rest[0] == "eval" and _SHARD.match(rest[2]) else Split.TRAIN
     rest = rest[1:] if split is Split.EVAL else rest
     if len(rest) < 3 or not (found := _SHARD.match(rest[1])):

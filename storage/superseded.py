@@ -112,7 +112,7 @@ def _is_later(key: str, version: int) -> bool:
     return not parsed.is_data and parsed.number is not None and _first_version_after(parsed) > version
 
 
-_OF_ITERATIONS = (Kind.SHARD, Kind.ITERATION_RECORD, Kind.ITERATION_PLAN, Kind.QUALITY)
+_OF_ITERATIONS = (Kind.SHARD, Kind.ITERATION_RECORD, Kind.ITERATION_PLAN, Kind.QUALITY, Kind.GANG)
 
 
 def _first_version_after(parsed: ParsedKey) -> int:

@@ -16,13 +16,14 @@ from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from plans.spec.gpu_catalog import GPU_CATALOG, GpuType
 from plans.spec.model import SpecModel, fingerprint
 from plans.units import gb_s_to_bytes_per_s, gbps_to_bytes_per_s, ms_to_s
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+ADDRESS_PATTERN = r"^[A-Za-z0-9:][A-Za-z0-9.:_-]*$"
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -46,6 +47,18 @@ class Machine(SpecModel):
     """One-way latency between two GPUs of this machine."""
     queue: str | None = None
     """Airflow queue; absent = the machine's name."""
+    address: str | None = Field(default=None, pattern=ADDRESS_PATTERN)
+    """Host name or IP address at which the other machines reach this one, and on which it listens to them; training
+    spreads over several machines only where all have one. No part of what plans depend on."""
+    rendezvous_port: int | None = Field(default=None, ge=1024, le=65535)
+    """Port at which the ranks of a gang meet when this machine leads it; absent = one that is free."""
+
+    @field_validator("address")
+    @classmethod
+    def _is_one_address(cls, value: str | None) -> str | None:
+        if value in ("0.0.0.0", "::"):
+            raise ValueError("it must be one address of this machine, not all of them")
+        return value
 
     @model_validator(mode="after")
     def _needs_intra_link(self) -> Self:
@@ -248,7 +261,8 @@ class Cluster(SpecModel):
                 link["between"] = sorted(link["between"])
                 del link["transfer_gbps"]
             links[table].sort(key=lambda link: link["between"])
-        machines = [m.model_dump(mode="json", exclude={"queue"}) | {"zone": m.zone_name} for m in self.machines]
+        not_priced = {"queue", "address", "rendezvous_port"}
+        machines = [m.model_dump(mode="json", exclude=not_priced) | {"zone": m.zone_name} for m in self.machines]
         return {
             "format": self.format,
             "gpu_types": {name: self.gpu_type(name).model_dump(mode="json") for name in used},

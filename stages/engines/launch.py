@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from stages.engines.gang_place import GangPlace
 from stages.spec.execution import Dtype
 
 Role = Literal["generation", "scoring", "training", "critic", "reward"]
@@ -37,6 +38,8 @@ class EngineLaunch(BaseModel):
     """Machine of the cluster file on which it runs."""
     gpus: tuple[str, ...] = ()
     """GPU ids of the cluster file, `<machine>/<index>`; empty means CPU only."""
+    gang: GangPlace | None = None
+    """Engines on other machines with which this one trains; None = it trains alone."""
     replica: int = Field(default=0, ge=0)
     """Number of this engine among those of the same role on the same devices."""
     threads: int = Field(default=1, ge=1)

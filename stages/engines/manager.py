@@ -89,6 +89,10 @@ class EngineManager:
                 self._end(record)
             return record is not None
 
+    def end(self, record: EngineRecord) -> None:
+        """End an engine at once, also one that somebody waits for to start."""
+        self._end(record)
+
     def stop_all(self, run: str | None = None) -> int:
         """End all engines, or those of one run; return how many there were."""
         chosen = [record for record in self.list() if run is None or record.launch.run == run]

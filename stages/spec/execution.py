@@ -118,6 +118,10 @@ class LimitsSpec(Section):
     """A stage process that runs longer is ended and retried."""
     gate_deadline_s: float = Field(default=7 * 24 * 3600.0, gt=0)
     """Longest wait for the policy version that an iteration needs."""
+    gang_wait_s: float = Field(default=600.0, gt=0)
+    """Longest wait of a training stage for those of the other machines, where a plan trains on several."""
+    gang_lost_s: float = Field(default=60.0, ge=1)
+    """Seconds without a sign of life after which such a stage counts as dead."""
     stall_check_s: float | None = Field(default=None, gt=0)
     """Seconds after which Airflow looks whether an iteration moves (a deadline alert); null has it not look. A run
     counts as stalled when no iteration was reported for this long (null: 600 s) and for ten times the usual seconds of

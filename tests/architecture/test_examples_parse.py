@@ -35,4 +35,4 @@ def test_plan_beside_an_example_is_one_of_its_job_and_cluster(file: Path) -> Non
     cluster = load_cluster((file.parent / "cluster.yaml").read_text(), "cluster.yaml")
     plan = load_plan(file.read_text(), "plan.yaml")
     check_plan(plan, cluster, job.planner)
-    assert engine_limits(job).faults(plan, cluster.view) == []
+    assert engine_limits(job, cluster).faults(plan, cluster.view) == []

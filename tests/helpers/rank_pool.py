@@ -18,7 +18,7 @@ from typing import Any
 from torch import distributed as dist
 
 from stages.engines.megatron.trainer import MegatronSettings, MegatronTrainer
-from stages.engines.training.ranks import RankPlace
+from stages.engines.training.rank_place import RankPlace
 
 _PRELOADED = [
     "tests.helpers.rank_pool",

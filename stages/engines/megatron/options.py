@@ -51,10 +51,11 @@ def megatron_settings(launch: EngineLaunch, options: MegatronOptions, model_dir:
     )
     if min(layout.shares, default=0) < 1:
         faults.append(f"replica_samples {list(layout.shares)} must name at least one replica, each with 1 or more")
-    if launch.gpus and len(launch.gpus) != layout.num_ranks:
+    here = layout.num_ranks if launch.gang is None else len(launch.gang.ranks_of(launch.machine))
+    if launch.gpus and len(launch.gpus) != here:
         faults.append(
-            f"{layout.num_ranks} ranks ({layout.dp} replicas x {layout.pp} stages x {layout.tp} shards) need as many "
-            f"GPUs, the engine has {len(launch.gpus)}"
+            f"{here} of {layout.num_ranks} ranks ({layout.dp} replicas x {layout.pp} stages x {layout.tp} shards) are "
+            f"here and need as many GPUs, the engine has {len(launch.gpus)}"
         )
     if options.precision == "bf16":
         faults.append("precision bf16 (no fp32 copy of the weights) is not supported, use bf16-mixed or fp32")

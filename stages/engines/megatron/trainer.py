@@ -27,7 +27,8 @@ from stages.engines.training.optimizer_step import MicroBatch, StepResult, micro
 from stages.engines.training.policy_steps import PolicySteps
 from stages.engines.training.rank_group import RankGroup
 from stages.engines.training.rank_model import TrainerSettings
-from stages.engines.training.ranks import RankPlace, join_process_group
+from stages.engines.training.rank_place import RankPlace
+from stages.engines.training.ranks import join_process_group
 from stages.engines.training.resume_point import TrainerCounts, read_random_state, write_random_state
 from stages.engines.training.row_tensors import Row, make_row_tensors, row_length
 from stages.engines.training.staged_directories import staged_directories
@@ -67,14 +68,16 @@ class MegatronTrainer(PolicySteps):
         self.config = read_model_config(Path(settings.model_dir))
         self.counts = TrainerCounts()
         torch.set_num_threads(settings.threads)
-        device = torch.device("cpu") if settings.device == "cpu" else torch.device("cuda", place.rank)
+        device = torch.device("cpu") if settings.device == "cpu" else torch.device("cuda", place.local_rank)
         if settings.device == "cuda":
-            # Rank r is the plan's r-th device, and the engine sees the plan's devices in the plan's order.
+            # Rank r is the plan's r-th device; the engine sees the devices of its machine in the plan's order.
             torch.cuda.set_device(device)
         join_process_group(place, settings.device, dist.HashStore() if place.num_ranks == 1 else store)
         self._at = settings.layout.coordinates(place.rank)
         is_counted = self._at.stage == settings.layout.pp - 1 and self._at.shard == 0
-        self._group = RankGroup(place.rank, place.num_ranks, device, is_counted=is_counted)
+        self._group = RankGroup(
+            place.rank, place.num_ranks, device, is_counted=is_counted, first_ranks=place.first_ranks
+        )
         self._dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
         self._optimizer: ShardedAdam | None = None
         with self._device():

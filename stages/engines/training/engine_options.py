@@ -37,7 +37,7 @@ class AccelerateOptions(TrainerOptions):
     """What the options of the accelerate engine's launch may hold."""
 
     num_processes: int | None = Field(default=None, ge=1)
-    """Data-parallel ranks, on this machine; absent = one per GPU, 1 without GPUs."""
+    """Data-parallel ranks, of all machines; absent = one per GPU, 1 without GPUs."""
 
 
 _Options = TypeVar("_Options", bound=TrainerOptions)
@@ -67,10 +67,11 @@ def num_ranks_of(launch: EngineLaunch, options: AccelerateOptions) -> int:
         SpecFaultsError: More ranks than GPUs.
     """
     wanted = options.num_processes or max(len(launch.gpus), 1)
-    if launch.gpus and wanted > len(launch.gpus):
+    here = wanted if launch.gang is None else len(launch.gang.ranks_of(launch.machine))
+    if launch.gpus and here > len(launch.gpus):
         raise SpecFaultsError(
             "the launch of the accelerate engine",
-            [f"engines.training.options.num_processes is {wanted}, but the engine has {len(launch.gpus)} GPU(s)"],
+            [f"engines.training.options.num_processes is {here}, but the engine has {len(launch.gpus)} GPU(s)"],
         )
     return wanted
 

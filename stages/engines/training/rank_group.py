@@ -12,7 +12,10 @@ from torch import distributed as dist
 class RankGroup:
     """Ranks that reduce together, seen from one of them. With one rank every reduction is the identity."""
 
-    def __init__(self, rank: int, num_ranks: int, device: torch.device, *, is_counted: bool = True) -> None:
+    def __init__(
+        self, rank: int, num_ranks: int, device: torch.device, *, is_counted: bool = True,
+        first_ranks: Sequence[int] = (0,),
+    ) -> None:  # fmt: skip
         """Describe the group; torch's default process group has its ranks.
 
         Args:
@@ -21,11 +24,14 @@ class RankGroup:
             device: Where tensors of a reduction are.
             is_counted: Whether what this rank has counts in sums and maxima. Of several ranks that compute the same
                 rows together (tensor and pipeline parallelism) just one does.
+            first_ranks: First rank of each machine; rank 0 is the first one's.
         """
         self.rank = rank
         self.num_ranks = num_ranks
         self.device = device
         self.is_counted = is_counted
+        self.first_ranks = tuple(first_ranks)
+        self.is_first_here = rank in self.first_ranks
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over counted ranks, elementwise, in place."""

@@ -22,7 +22,8 @@ from stages.engines.training.policy_files import (
     tied_names,
     write_serving_directory,
 )
-from stages.engines.training.ranks import RankPlace, Ranks
+from stages.engines.training.rank_place import RankPlace
+from stages.engines.training.ranks import Ranks
 from stages.engines.training.resume_point import (
     TrainerCounts,
     read_random_state,

@@ -1,8 +1,9 @@
-"""The other ranks of a training engine: child processes that do what rank 0 does, and how their failures surface.
+"""The other ranks of a training engine: child processes that do what the first does, and how their failures surface.
 
-Rank 0 lives in the engine's own process. Every call is sent to each child over a private socket pair, then all ranks
-run it together; each child answers with `done` or with its failure. A failure of one rank ends its process, which
-breaks the collective the others wait in, so nobody hangs. The earliest failure is the cause that the caller sees.
+The engine's first rank (rank 0, or the first one of its machine in a gang) lives in its own process. Every call is sent
+to each child over a private socket pair, then all ranks run it together; each child answers with `done` or with its
+failure. A failure of one rank ends its process, which breaks the collective the others wait in, so nobody hangs. The
+earliest failure is the cause that the caller sees.
 """
 
 from __future__ import annotations
@@ -16,16 +17,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
-from torch import distributed as dist
-
 from stages.engines.training.rank_model import TrainerSettings
-from stages.engines.training.ranks import RankPlace
+from stages.engines.training.rank_place import RankPlace
+from stages.engines.training.rank_store import host_store, join_store
 from stages.engines.training.trainer_kinds import TrainerKind
 from stages.errors import EngineError, EngineUnavailableError
 
@@ -90,28 +89,35 @@ class _Child:
 
 
 class RankProcesses:
-    """Ranks 1 to n - 1 of an engine."""
+    """The ranks of an engine but its first one."""
 
-    def __init__(self, settings: TrainerSettings, num_ranks: int, timeout_s: float, kind: TrainerKind) -> None:
-        """Start the children; `place` and `store` are then what rank 0 joins with."""
-        self.store = dist.TCPStore(
-            "127.0.0.1", 0, num_ranks, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-        )
-        self.place = RankPlace(rank=0, num_ranks=num_ranks, port=self.store.port, timeout_s=timeout_s)
+    def __init__(self, settings: TrainerSettings, place: RankPlace, kind: TrainerKind) -> None:
+        """Start the children; `place` and `store` are then what the first rank joins with.
+
+        Args:
+            settings: What each rank is told.
+            place: The first rank's place.
+            kind: Which trainer the ranks run.
+
+        Raises:
+            EngineUnavailableError: Rank 0's store can't be made, or be reached.
+            EngineError: It belongs to another gang.
+        """
+        self.store = host_store(place) if place.rank == 0 else join_store(place)
+        self.place = replace(place, port=self.store.port)
         self._children: list[_Child] = []
-        for rank in range(1, num_ranks):
-            place = RankPlace(rank=rank, num_ranks=num_ranks, port=self.store.port, timeout_s=timeout_s)
+        for rank in place.local_ranks[1:]:
             child = _start_child(rank, settings.threads)
             self._children.append(child)
-            child.connection.send(RankStart(kind=kind, settings=settings, place=place))
+            child.connection.send(RankStart(kind=kind, settings=settings, place=replace(self.place, rank=rank)))
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of ranks 1 to n - 1."""
+        """Process ids of the ranks."""
         return [child.process.pid for child in self._children]
 
     def send(self, call: RankCall) -> None:
-        """Ask every child for a call; rank 0 then does the same.
+        """Ask every child for a call; the first rank then does the same.
 
         Raises:
             EngineUnavailableError: A child is gone.
@@ -124,7 +130,7 @@ class RankProcesses:
                 raise self._unavailable(child) from None
 
     def join(self) -> None:
-        """Wait until every child is done with the call, after rank 0 is.
+        """Wait until every child is done with the call, after the first rank is.
 
         Raises:
             EngineError: A child failed.
@@ -139,10 +145,10 @@ class RankProcesses:
             raise self._first_cause(failed, None)
 
     def explain(self, error: Exception, at_s: float) -> Exception | None:
-        """Say what a failure of rank 0 means, given what the children say.
+        """Say what a failure of the first rank means, given what the children say.
 
         Args:
-            error: What rank 0 raised.
+            error: What it raised.
             at_s: When, by `time.monotonic`.
 
         Returns:
@@ -161,10 +167,9 @@ class RankProcesses:
         ]  # fmt: skip
         if failed:
             return self._first_cause(failed, error)
-        return EngineError(
-            f"training rank 0 of {len(self._children) + 1} failed: {type(error).__name__}: {error}", rank=0,
-            cause=f"{type(error).__name__}: {error}",
-        )  # fmt: skip
+        cause = f"{type(error).__name__}: {error}"
+        first = self.place.rank
+        return EngineError(f"training rank {first} of {self.place.num_ranks} failed: {cause}", rank=first, cause=cause)
 
     def close(self) -> None:
         """End all children: ask, then kill."""
@@ -209,10 +214,10 @@ class RankProcesses:
         first = min(failed, key=lambda child: child.report.at_s if child.report is not None else 0.0)
         cause = first.report.failure if first.report is not None else None
         return EngineError(
-            f"training rank {first.rank} of {len(self._children) + 1} failed: {cause}",
+            f"training rank {first.rank} of {self.place.num_ranks} failed: {cause}",
             rank=first.rank,
             cause=cause,
-            rank_0=None if error is None else f"{type(error).__name__}: {error}",
+            first_rank=None if error is None else f"{type(error).__name__}: {error}",
         )
 
     def _unavailable(self, child: _Child) -> EngineUnavailableError:

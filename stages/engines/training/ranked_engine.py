@@ -1,7 +1,9 @@
-"""A training engine of one process, or of several ranks on this machine.
+"""A training engine of one process, or of several ranks on this machine or on several.
 
-The process that makes the engine is rank 0; further ranks are its children. Every method is one call that all ranks run
-together; see `stages.engines.training.rank_processes` for what happens when one of them fails.
+The process that makes the engine is the first rank of its machine; further ranks are its children. Every method is one
+call that all ranks run together; see `stages.engines.training.rank_processes` for what happens when one of them fails.
+In a gang each machine has such an engine, and their ranks form one group: its engines agree on each call before any
+rank begins it (`stages.engines.training.gang_calls`).
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from stages.engines.engine_state import WeightState
 from stages.engines.launch import EngineLaunch
 from stages.engines.protocol import EngineInfo
 from stages.engines.training.engine_options import AccelerateOptions, num_ranks_of, parse_options, settings_of
+from stages.engines.training.gang_calls import GangCalls
 from stages.engines.training.rank_model import TrainerSettings
+from stages.engines.training.rank_place import RankPlace
 from stages.engines.training.rank_processes import RankCall, RankProcesses
-from stages.engines.training.ranks import RankPlace
+from stages.engines.training.rank_store import meeting_place
 from stages.engines.training.trainer_kinds import Trainer, TrainerKind, trainer_class
 from stages.engines.weight_files import validate_weights
-from stages.errors import ContractError, EngineError, EngineUnavailableError, NumericsError
+from stages.errors import ContractError, DeadlineError, EngineError, EngineUnavailableError, NumericsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,7 @@ class RankedEngine:
         """Load the model on every rank.
 
         Args:
-            launch: Threads per rank, GPUs (rank r uses the r-th), longest rows, options of the engine.
+            launch: Threads per rank, GPUs (the r-th rank here uses the r-th), longest rows, options, the gang.
             model_dir: Hugging Face directory: config, safetensors, tokenizer.
 
         Raises:
@@ -64,9 +68,13 @@ class RankedEngine:
         self.weights = WeightState(self.name)
         self._is_closed = False
         self._children: RankProcesses | None = None
+        self._gang: GangCalls | None = None
         if wanted.num_ranks > 1:
-            self._children = RankProcesses(self._settings, wanted.num_ranks, wanted.timeout_s, self.kind)
+            place = meeting_place(launch, wanted.num_ranks, wanted.timeout_s)
+            self._children = RankProcesses(self._settings, place, self.kind)
         try:
+            if launch.gang is not None and self._children is not None:
+                self._gang = GangCalls(self._children.place, launch.gang.machines, launch.machine)
             self._trainer = self._start()
         except BaseException:
             # Whatever it is, no child may outlive it.
@@ -159,17 +167,20 @@ class RankedEngine:
         except (ContractError, NumericsError):
             # All ranks raise these together, at the same point.
             raise
-        except (EngineError, EngineUnavailableError) as error:
+        except (EngineError, EngineUnavailableError, DeadlineError) as error:
             self._break(error)
             raise
         except Exception as error:
             self._break(error)
             cause = f"{type(error).__name__}: {error}"
-            raise EngineError(f"{method} failed in the training engine: {cause}", rank=0, cause=cause) from error
+            rank = 0 if self._children is None else self._children.place.rank
+            raise EngineError(f"{method} failed in the training engine: {cause}", rank=rank, cause=cause) from error
 
     def _run_on_all_ranks(self, method: str, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401 - see _call
         if self._children is None:
             return getattr(self._trainer, method)(*arguments)
+        if self._gang is not None:
+            self._gang.agree(method, arguments)
         self._children.send(RankCall(method=method, arguments=arguments))
         try:
             result = getattr(self._trainer, method)(*arguments)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,21 +15,9 @@ from accelerate.state import AcceleratorState, GradientState
 from torch import distributed as dist
 
 from stages.engines.training.rank_group import RankGroup
+from stages.engines.training.rank_place import RankPlace
+from stages.engines.training.rank_store import join_store
 from stages.errors import EngineError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
-    """Which rank this process is, and where the ranks meet."""
-
-    rank: int = 0
-    """Rank 0 is the process of the engine."""
-    num_ranks: int = 1
-    """Number of ranks, all on this machine."""
-    port: int = 0
-    """Port on 127.0.0.1 of the ranks' store; 0 with one rank."""
-    timeout_s: float = 1800.0
-    """Longest wait for another rank in one collective."""
 
 
 class Ranks(RankGroup):
@@ -42,7 +30,7 @@ class Ranks(RankGroup):
             place: This rank.
             device: `cpu` or `cuda`.
             mixed_precision: accelerate's `no` or `bf16`.
-            store: The `TCPStore` that rank 0 made; the others connect to its port.
+            store: The `TCPStore` at which the ranks meet; None = connect to it.
 
         Raises:
             EngineError: Another engine with another precision lives in this process.
@@ -57,7 +45,7 @@ class Ranks(RankGroup):
             join_process_group(place, device, store)
         with _rank_environment(place):
             self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision=mixed_precision)
-        super().__init__(place.rank, place.num_ranks, self.accelerator.device)
+        super().__init__(place.rank, place.num_ranks, self.accelerator.device, first_ranks=place.first_ranks)
 
     def close(self) -> None:
         """Leave the process group and forget accelerate's state, so that another engine can be made."""
@@ -73,22 +61,41 @@ def join_process_group(place: RankPlace, device: str, store: Any) -> None:  # no
     Args:
         place: This rank.
         device: `cpu` or `cuda`.
-        store: The store that rank 0 made; None = connect to its port.
+        store: The store at which the ranks meet; None = connect to it.
     """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
+    interface = interface_of(place.address)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if place.machines:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     timeout = timedelta(seconds=place.timeout_s)
-    if store is None:
-        store = dist.TCPStore("127.0.0.1", place.port, place.num_ranks, is_master=False, timeout=timeout)
     backend = "gloo" if device == "cpu" else "nccl"
+    store = join_store(place) if store is None else store
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.num_ranks, timeout=timeout)
 
 
-def _loopback_interface() -> str:
-    """Name of the interface of 127.0.0.1: gloo would else look the host's own name up, which need not resolve."""
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that has an address.
+
+    gloo would else look the host's own name up, which need not resolve.
+
+    Raises:
+        EngineError: No interface has it.
+    """
+    wanted = {str(found[4][0]) for found in _resolved(address)}
     for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address == "127.0.0.1" for address in addresses):
+        if any(each.address.partition("%")[0] in wanted for each in addresses):
             return name
-    raise EngineError("no network interface has the address 127.0.0.1, over which training ranks talk to each other")
+    raise EngineError(
+        f"no network interface of this machine has the address {address}, over which training ranks talk to each "
+        "other; correct machines[].address of the cluster file"
+    )
+
+
+def _resolved(address: str) -> list[Any]:
+    try:
+        return socket.getaddrinfo(address, None)
+    except OSError:
+        return []
 
 
 @contextmanager
@@ -98,10 +105,10 @@ def _rank_environment(place: RankPlace) -> Iterator[None]:
         # A launcher's variables around the engine would make accelerate wait for ranks that don't exist.
         wanted: dict[str, str | None] = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     else:
-        rank, size = str(place.rank), str(place.num_ranks)
         wanted = {
-            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(place.port),
+            "RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank), "WORLD_SIZE": str(place.num_ranks),
+            "LOCAL_WORLD_SIZE": str(len(place.local_ranks)),
+            "MASTER_ADDR": place.host, "MASTER_PORT": str(place.port),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }  # fmt: skip
     before = {name: os.environ.get(name) for name in wanted}

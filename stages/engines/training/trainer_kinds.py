@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 if TYPE_CHECKING:
     from stages.engines.training.rank_model import TrainerSettings
-    from stages.engines.training.ranks import RankPlace
+    from stages.engines.training.rank_place import RankPlace
 
 TrainerKind = Literal["policy", "critic", "split_policy"]
 """What a training engine's model is for; a split policy lies in parts on the ranks (megatron-core)."""

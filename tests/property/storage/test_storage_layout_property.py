@@ -41,8 +41,12 @@ def test_single_document_keys_parse_back(run: str, number: int, name: str) -> No
         layout.policy_head(run): ParsedKey(kind=Kind.POLICY_HEAD, run=run),
         layout.checkpoint_index(run): ParsedKey(kind=Kind.CHECKPOINT_INDEX, run=run),
         layout.lease(run, name): ParsedKey(kind=Kind.LEASE, run=run, name=name),
+        layout.gang_epoch(run, number, "task", 2): ParsedKey(kind=Kind.GANG, run=run, number=number, name="task"),
+        layout.gang_member(run, number, "task", 2, name): ParsedKey(
+            kind=Kind.GANG, run=run, number=number, name="task"
+        ),
     }
-    assert len(expected) == 10
+    assert len(expected) == 12
     assert {key: layout.parse_key(key) for key in expected} == expected
 
 

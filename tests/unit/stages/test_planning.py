@@ -92,6 +92,14 @@ def two_machines(gpu: str = "cpu") -> Cluster:
     return Cluster(name="c", machines=machines, links=links)
 
 
+def with_addresses(cluster: Cluster, *names: str) -> Cluster:
+    machines = tuple(
+        machine.model_copy(update={"address": f"{machine.name}.example.org"}) if machine.name in names else machine
+        for machine in cluster.machines
+    )
+    return Cluster(name=cluster.name, machines=machines, links=cluster.links)
+
+
 PLANNED = (StageName.PREPARE, StageName.GENERATE, StageName.INFER, StageName.TRAIN, StageName.EVALUATE)
 PROFILES = {
     name: {"flop_per_s": {"fp32": 4e10 * count, "bf16": 5e10 * count}, "memory_bytes_per_s": 1e10 * count}
@@ -109,7 +117,7 @@ def test_plan_of_several_machines_is_searched_within_the_limits_of_the_engines()
     assert (plan.method, plan.search.seed, plan.search.evaluations) == ("sha-ea", 3, EVALUATIONS)
     assert (extra["budget"], extra["model"]) == ("1000evals", "calibrated: profiles of weak, strong")
     assert "actor_training stays on one machine" in extra["limits"]
-    assert engine_limits(chosen).faults(plan, cluster.view) == []
+    assert engine_limits(chosen, cluster).faults(plan, cluster.view) == []
     queues = queues_of(plan, cluster)  # generation shares no device with training, and each machine has one
     assert sorted(queues["generate"] + queues["train"]) == ["q-strong", "q-weak"]
     assert (queues["prepare"], queues["evaluate"]) == (queues["train"], queues["generate"])
@@ -149,9 +157,39 @@ def test_searched_plan_of_megatron_has_degrees_that_divide_the_heads() -> None:
 
     plan = choose_plan(cluster, chosen, profiles={}, seed=3)
 
-    limits = engine_limits(chosen)
+    limits = engine_limits(chosen, cluster)
     assert "actor_training stays on one machine, tp divides 8" in limits.sentence()
     assert limits.faults(plan, cluster.view) == []
+
+
+def test_training_may_spread_over_machines_that_all_have_addresses() -> None:
+    cluster, chosen = two_machines("A100-80"), job(engine="megatron")
+    reachable = with_addresses(cluster, "weak", "strong")
+
+    assert "actor_training stays on one machine" in engine_limits(chosen, cluster).sentence()
+    assert "actor_training stays on one machine" in engine_limits(chosen, with_addresses(cluster, "weak")).sentence()
+    assert "actor_training keeps each stage on one machine, tp divides 8" in engine_limits(chosen, reachable).sentence()
+    assert reachable.fingerprint == cluster.fingerprint
+
+
+def test_gang_has_a_row_on_every_machine_and_its_first_version_a_row_on_the_lead() -> None:
+    cluster = with_addresses(two_machines("A100-80"), "weak", "strong")
+    alone = plan_on_machine(cluster, job().planner, cluster.machines[0], CostModel.calibrated())
+    replica = alone.tasks[RlTask.ACTOR_TRAINING].replicas[0]
+    replicas = tuple(
+        replica.model_copy(update={"stages": (replica.stages[0].model_copy(update={"gpus": (device,)}),)})
+        for device in ("strong/0", "weak/0")
+    )
+    training = alone.tasks[RlTask.ACTOR_TRAINING].model_copy(update={"dp": 2, "tp": 1, "replicas": replicas})
+    plan = alone.model_copy(update={"tasks": {**alone.tasks, RlTask.ACTOR_TRAINING: training}})
+
+    queues = queues_of(plan, cluster)
+
+    assert (queues["train"], queues["prepare"], queues["generate"]) == (
+        ["q-weak", "q-strong"],
+        ["q-strong"],
+        ["q-weak"],
+    )
 
 
 def test_precision_that_megatron_lacks_is_refused_with_the_job() -> None:

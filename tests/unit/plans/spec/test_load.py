@@ -231,3 +231,14 @@ def test_document_that_never_ends_is_refused_as_unreadable(text: str) -> None:
         with pytest.raises(SpecError, match="the document is unreadable") as caught:
             load(text, "file.yaml")
         assert [fault.kind for fault in caught.value.faults] == [FaultKind.SYNTAX]
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "a host", "http://host"])
+def test_address_that_is_none_of_one_machine_is_refused(address: str) -> None:
+    text = f"""
+format: motley.cluster/1
+name: c
+machines: [{{name: m, region: r, gpu: A100-80, count: 1, address: "{address}"}}]
+"""
+    with pytest.raises(SpecError, match=r"machines\[0\]\.address"):
+        load_cluster(text, "c")
