@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from plans.cost.terms import build_terms
 from plans.spec.cluster import Cluster, FloatArray, IntArray
 from plans.spec.job import Job
 from plans.workflow import RlTask, workflow_of
+
+if TYPE_CHECKING:  # machine code is loaded when somebody searches
+    from plans.cost.compiled.plain import PlainTables
 
 ResultT = TypeVar("ResultT")
 
@@ -79,6 +82,11 @@ class PlanEvaluator:
         self._rings, self._stages, self._balance = rings, stages, balance
         self._transfer, self._plan, self._build, self._named = transfer, whole_plan, build, plain
 
+    @property
+    def plain(self) -> PlainTables:
+        """The constants, for compiled code that searches call themselves; see `solve_rings`."""
+        return self._plain
+
     def evaluate(self, plan: CompactPlan) -> Evaluation:
         """Return the price of a plan; its tasks must be exactly those of the job."""
         arrays = packed(self.tasks, plan.groups, plan.tasks)
@@ -118,7 +126,7 @@ class PlanEvaluator:
         self._asked[0] = 0
         found = self._plan.score_candidate(self._plain, strategies, shape, gpus)
         while self._asked[0]:
-            self._solve_rings()
+            self.solve_rings()
             found = self._plan.score_candidate(self._plain, strategies, shape, gpus)
         return found
 
@@ -137,9 +145,24 @@ class PlanEvaluator:
         self._asked[0] = 0
         found = self._plan.price_alone(self._plain, strategies, self._row[task], row, gpus, held_bytes)
         while self._asked[0]:
-            self._solve_rings()
+            self.solve_rings()
             found = self._plan.price_alone(self._plain, strategies, self._row[task], row, gpus, held_bytes)
         return found
+
+    def solve_rings(self) -> None:
+        """Solve the rings that compiled code asked for, and keep them; it must be asked again then."""
+        rings, most = self._tables.rings, RINGS_KEPT // 2
+        for index in range(min(int(self._asked[0]), len(rings.asked_bytes))):
+            if self._rings_kept >= most:
+                rings.keys[:] = 0
+                self._rings_kept = 0
+            counts = rings.asked_counts[index]
+            machines = np.repeat(np.arange(len(counts)), counts)
+            edge = self.links.slowest_edge(tuple(machines.tolist()), float(rings.asked_bytes[index]))
+            at = self._rings.find_ring(rings.keys, *rings.asked_keys[index])
+            rings.keys[at], rings.edges[at] = rings.asked_keys[index], edge
+            self._rings_kept += 1
+        self._asked[0] = 0
 
     def task_s(self, task: RlTask, placement: CompactTask, decode_batches: Sequence[int] = ()) -> float:
         """Return the seconds of one task on a placement; generation needs its decode batches."""
@@ -235,21 +258,6 @@ class PlanEvaluator:
         self._asked[0] = 0
         found = call()
         while self._asked[0]:
-            self._solve_rings()
+            self.solve_rings()
             found = call()
         return found
-
-    def _solve_rings(self) -> None:
-        """Solve the rings that were asked for, and keep them."""
-        rings, most = self._tables.rings, RINGS_KEPT // 2
-        for index in range(min(int(self._asked[0]), len(rings.asked_bytes))):
-            if self._rings_kept >= most:
-                rings.keys[:] = 0
-                self._rings_kept = 0
-            counts = rings.asked_counts[index]
-            machines = np.repeat(np.arange(len(counts)), counts)
-            edge = self.links.slowest_edge(tuple(machines.tolist()), float(rings.asked_bytes[index]))
-            at = self._rings.find_ring(rings.keys, *rings.asked_keys[index])
-            rings.keys[at], rings.edges[at] = rings.asked_keys[index], edge
-            self._rings_kept += 1
-        self._asked[0] = 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from plans.search.compositions import Composition, compositions
 from plans.search.groupings import Grouping, task_groupings
@@ -50,18 +52,20 @@ def arms_by_grouping(problem: Problem, seed: int, *, cap: int, most_groupings: i
     total = problem.view.num_gpus
     unit, machine = unit_of(total), _usual_machine(problem)
     found: list[list[Arm]] = []
-    for grouping in sorted(task_groupings(problem.workflow), key=likeliness):
-        if most_groupings is not None and len(found) >= most_groupings:
-            break
-        minimum = [problem.least_gpus(tasks) for tasks in grouping]
-        if sum(minimum) > total:
-            continue
+    for grouping, minimum in islice(groupings_that_fit(problem), most_groupings):
         weights = [sum(problem.work[task] for task in tasks) for tasks in grouping]
         rng = stream(seed, "compositions", grouping)
         sizes = compositions(weights, minimum, total, unit=unit, cap=cap, rng=rng, machine=machine)
-        if sizes:
-            found.append([Arm(grouping, composition) for composition in sizes])
+        found.append([Arm(grouping, composition) for composition in sizes])
     return found
+
+
+def groupings_that_fit(problem: Problem) -> Iterator[tuple[Grouping, list[int]]]:
+    """Yield the groupings whose models fit, the likeliest first, with the least GPUs of each group."""
+    for grouping in sorted(task_groupings(problem.workflow), key=likeliness):
+        minimum = [problem.least_gpus(tasks) for tasks in grouping]
+        if sum(minimum) <= problem.view.num_gpus:
+            yield grouping, minimum
 
 
 def _usual_machine(problem: Problem) -> int:

@@ -153,10 +153,12 @@ class JointSearch:
 
     def price(self, genome: Genome) -> Price:
         """Return the rank of a candidate under the objective."""
+        if self.objective is Objective.PHASES:
+            return self.pricer.price(genome)
         evaluation = self.pricer.evaluation(genome)
         if evaluation is None:
             return UNPLACEABLE
-        if self.objective is Objective.PHASES or not evaluation.feasible:
+        if not evaluation.feasible:
             return Price(evaluation.score_s, evaluation.overflow_bytes)
         gpus = {task: frozenset(layout.gpus) for task, layout in genome.layouts.items()}
         mode, moved_s = self.problem.job.mode, evaluation.phases.transfer_s

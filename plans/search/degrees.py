@@ -7,6 +7,9 @@ from functools import lru_cache
 
 from plans.spec.llm import LlmShape
 
+#: About how many pipeline degrees guesses offer per set of units, beside those that divide their number.
+MOST_PP = 12
+
 
 def tp_degrees(shape: LlmShape, limit: int) -> tuple[int, ...]:
     """Return the tensor-parallel degrees up to `limit`: divisors of both the heads and the inner MLP size.
@@ -38,6 +41,17 @@ def _depths(highest: int, most: int | None) -> tuple[int, ...]:
         chosen.add(round(value))
         value *= max(step, 1.05)
     return tuple(sorted(pp for pp in chosen if pp <= highest))
+
+
+def offered_pp_degrees(shape: LlmShape, num_units: int) -> tuple[int, ...]:
+    """Return some pipeline degrees for so many units, least first, and all that leave no unit idle."""
+    return _offered(min(shape.layers, num_units), num_units)
+
+
+@lru_cache(maxsize=4096)
+def _offered(highest: int, num_units: int) -> tuple[int, ...]:
+    exact = (pp for pp in range(1, highest + 1) if num_units % pp == 0)
+    return tuple(sorted({*_depths(highest, MOST_PP), *exact}))
 
 
 def all_degrees(shape: LlmShape, num_gpus: int) -> tuple[tuple[int, int, int], ...]:

@@ -16,7 +16,6 @@ from plans.search.genome import Genome
 from plans.search.mutations.registry import MUTATIONS
 from plans.search.pricing import UNPLACEABLE, Price
 from plans.search.seeds import Draws, draws, shares_below
-from plans.search.swap_search import improve_locality
 from plans.search.tools import SearchTools
 
 KeepGoing = Callable[[], bool]
@@ -103,7 +102,7 @@ class Evolution:
         price = self._price(state, offspring, on_improved)
         used, settings = 1, self._settings
         if used < evaluations and state.rng.random() < settings.local_search_share:
-            improved = improve_locality(self._tools.problem.view, self._tools.affinity, offspring)
+            improved = self._tools.swaps.improve(offspring)
             if improved is not offspring:
                 improved_price = self._price(state, improved, on_improved)
                 used += 1

@@ -39,13 +39,15 @@ def grow_groups(
 ) -> tuple[tuple[int, ...], ...]:
     """Return GPU indices per group: its favourite machine, then the nearest ones, whole if possible."""
     order = problem.order
-    free = [list(np.nonzero(problem.view.machine_of == m)[0]) for m in range(len(problem.view.machine_names))]
+    free: list[list[int]] = [[] for _ in problem.view.machine_names]
+    for gpu, machine in enumerate(problem.machine_of):
+        free[machine].append(gpu)
     taken: list[tuple[int, ...]] = [()] * len(grouping)
     for group in _turns(grouping, style, rng):
         preference = order.hbm if _likes_bandwidth(grouping, group, style, rng) else order.compute
         noise = style.noise * np.array(rng.normals(len(preference))) if style.noise else 0.0
         liking = preference * np.exp(noise)
-        taken[group] = _take(free, sizes[group], liking / float(liking.max()), order.distance_s)
+        taken[group] = _take(free, sizes[group], (liking / float(liking.max())).tolist(), order.reach_s)
     return tuple(taken)
 
 
@@ -64,17 +66,19 @@ def _likes_bandwidth(grouping: Grouping, group: int, style: GrowthStyle, rng: Dr
     return rng.random() < 0.5 if style.first is None else style.first is TaskKind.GENERATION
 
 
-def _take(free: list[list[np.int64]], size: int, liking: np.ndarray, distance_s: np.ndarray) -> tuple[int, ...]:
+def _take(
+    free: list[list[int]], size: int, liking: Sequence[float], reach_s: Sequence[Sequence[float]]
+) -> tuple[int, ...]:
     """Take `size` GPUs from the free ones: favourite machine first, then by distance to the machines taken."""
     chosen: list[int] = []
-    reach = np.zeros(len(free))
+    reach = [0.0] * len(free)
     while len(chosen) < size:
         need = size - len(chosen)
         open_machines = [m for m, gpus in enumerate(free) if gpus]
         machine = min(open_machines, key=lambda m: (reach[m], -liking[m] * _fit(len(free[m]), need), m))
-        chosen += [int(gpu) for gpu in free[machine][:need]]
+        chosen += free[machine][:need]
         free[machine] = free[machine][need:]
-        reach = np.maximum(reach, np.where(np.isfinite(distance_s[machine]), distance_s[machine], 1e9))
+        reach = list(map(max, reach, reach_s[machine]))
         reach[machine] = 0.0
     return tuple(sorted(chosen))
 

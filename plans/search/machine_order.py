@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +12,8 @@ from plans.spec.cluster import ClusterView
 
 #: Bytes of the transfer that measures closeness: an activation of a 2,048-token sample at hidden size 4,096.
 REFERENCE_BYTES = 2.0 * 2048 * 4096
+#: Distance over a forbidden link, longer than any other.
+FORBIDDEN_S = 1e9
 
 
 class MachineOrder:
@@ -24,6 +27,12 @@ class MachineOrder:
     def distance_s(self) -> NDArray[np.float64]:
         """Seconds of the reference transfer by machine [M, M]; infinite where forbidden."""
         return self.view.machine_latency_s + REFERENCE_BYTES * self.view.machine_s_per_byte
+
+    @cached_property
+    def reach_s(self) -> list[list[float]]:
+        """`distance_s` as lists, forbidden links as very long ones."""
+        found: list[list[float]] = np.where(np.isfinite(self.distance_s), self.distance_s, FORBIDDEN_S).tolist()
+        return found
 
     @cached_property
     def compute(self) -> NDArray[np.float64]:
@@ -68,6 +77,26 @@ class MachineOrder:
         ]
         order = sorted(range(len(first)), key=lambda r: first[r])
         return tuple(order.index(r) for r in range(len(first)))
+
+    @cached_property
+    def near_rank(self) -> tuple[int, ...]:
+        """Rank of each machine with near ones side by side: by region, strong types first, then the chain [M]."""
+        return self._ranked(lambda machine: (self._region_rank(machine), -self.compute[machine]))
+
+    @cached_property
+    def type_rank(self) -> tuple[int, ...]:
+        """Rank of each machine with GPUs of one type side by side, the strongest first, then by region [M]."""
+        return self._ranked(lambda machine: (-self.compute[machine], self._region_rank(machine)))
+
+    def _region_rank(self, machine: int) -> int:
+        return self.region_chain_rank[int(self.view.region_of_machine[machine])]
+
+    def _ranked(self, key: Callable[[int], tuple[float, float]]) -> tuple[int, ...]:
+        """Return the rank of each machine by a key, and by the chain where keys are equal [M]."""
+        chain, rank = self.chain_rank, [0] * len(self.view.machine_names)
+        for place, machine in enumerate(sorted(range(len(rank)), key=lambda machine: (*key(machine), chain[machine]))):
+            rank[machine] = place
+        return tuple(rank)
 
     @cached_property
     def twins(self) -> tuple[tuple[int, ...], ...]:

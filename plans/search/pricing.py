@@ -14,6 +14,7 @@ from plans.search.balancing import SPLIT_NUMBERS, Balancing
 from plans.search.genome import Genome
 from plans.search.layouts import TaskLayout
 from plans.search.limits import NO_LIMITS, Limits
+from plans.search.recipe_table import RecipeTable
 from plans.spec.cluster import IntArray
 from plans.workflow import RlTask, TaskKind
 
@@ -43,6 +44,10 @@ class Pricer:
 
     def __init__(self, evaluator: PlanEvaluator, balancing: Balancing, limits: Limits = NO_LIMITS) -> None:
         """Keep the evaluator."""
+        # Machine code is loaded when somebody searches, not when the package is imported.
+        from plans.search.compiled.recipes import price_recipes
+
+        self._price_recipes = price_recipes
         self._limits = limits
         self.evaluator = evaluator
         self.balancing = balancing
@@ -103,6 +108,24 @@ class Pricer:
         """
         row = np.array(self._row(task, layout, 0), dtype=np.int64)
         return self.evaluator.price_alone(self._strategies, task, row, layout.array, held_bytes)
+
+    def price_recipes(self, task: RlTask, held_bytes: float, table: RecipeTable, begin: int) -> None:
+        """Fill in hashes and prices of recipes, as `task_s` prices their layouts.
+
+        Args:
+            task: the task.
+            held_bytes: bytes of other models assumed on each GPU.
+            table: the recipes.
+            begin: the first that has no price yet.
+        """
+        evaluator, at = self.evaluator, begin
+        row, micro_batch = evaluator.tasks.index(task), self._micro_batch[task]
+        while at < len(table):
+            at = self._price_recipes(
+                evaluator.plain, self._strategies, row, micro_batch, held_bytes, table.units, table.speeds, table.rows,
+                at, table.hashes, table.prices,
+            )  # fmt: skip
+            evaluator.solve_rings()
 
     def _packed(self, genome: Genome) -> tuple[IntArray, IntArray]:
         """Return shape and GPUs of a candidate."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -96,8 +97,13 @@ class Problem:
         """
         in_place = RlTask.ACTOR_GENERATION if RlTask.ACTOR_TRAINING in tasks else None
         needed = sum(self.resident_bytes[task] for task in tasks if task is not in_place)
-        total = np.cumsum(np.sort(self.capacity_bytes)[::-1])
-        return int(np.searchsorted(total, needed, side="left")) + 1
+        return bisect_left(self._largest_bytes, needed) + 1
+
+    @cached_property
+    def _largest_bytes(self) -> list[float]:
+        """Bytes that tasklets may use on the largest GPU, on the two largest ones, and so on [N]."""
+        found: list[float] = np.cumsum(np.sort(self.capacity_bytes)[::-1]).tolist()
+        return found
 
     def least_shards(self, task: RlTask) -> int:
         """Return the smallest pp * tp at which a shard of a task's model can fit the largest GPU."""

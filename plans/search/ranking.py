@@ -6,16 +6,16 @@ the best ones. Results are kept per task and set of GPUs; equal models of one ki
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from dataclasses import dataclass
-from heapq import nsmallest
+from itertools import chain
 from typing import NamedTuple
 
 from plans.cost.cache import BoundedCache
-from plans.search.layouts import LayoutGuesses, Recipe, TaskLayout
+from plans.search.guesses import LayoutGuesses
+from plans.search.layouts import Recipe, TaskLayout
 from plans.search.pricing import Pricer
 from plans.search.problem import Problem
+from plans.search.trial import RankedLayout, Trial
 from plans.workflow import RlTask, TaskKind, shape_of
 
 #: Rounds of single changes around the best recipe.
@@ -26,8 +26,6 @@ CLIMBERS = 3
 HELD_LEVELS = 32
 #: Most GPUs for a deep ranking.
 DEEP_GPUS = 128
-#: Layouts kept per set of GPUs.
-KEPT = 16
 #: GPU indices kept in the cache in all.
 CACHE_GPUS = 4_000_000
 #: GPUs times entries of the cache of guess sources.
@@ -49,18 +47,6 @@ class Ranking(NamedTuple):
         entry, gpus = self.entries[index].layout, self.gpus
         placed = tuple([gpus[gpu] for gpu in entry.gpus])
         return TaskLayout(entry.dp, entry.pp, entry.tp, placed, entry.split, entry.recipe)
-
-
-@dataclass(frozen=True, slots=True)
-class RankedLayout:
-    """A layout with what it costs alone."""
-
-    seconds: float
-    """Seconds of the task."""
-    share: float
-    """Largest share of a GPU's usable memory that its model fills."""
-    layout: TaskLayout
-    """The layout."""
 
 
 class _Representative(NamedTuple):
@@ -175,47 +161,13 @@ class Ranker:
 
     def _rank(self, task: RlTask, gpus: tuple[int, ...], held: float, *, deep: bool) -> tuple[RankedLayout, ...]:
         guesses = self.guesses(task, gpus)
-        tried: dict[Recipe, RankedLayout | None] = {}
-        order: list[tuple[bool, float, int, Recipe]] = []
-
-        def attempt(recipe: Recipe) -> None:
-            if recipe not in tried:
-                layout = guesses.build(recipe)
-                entry = tried[recipe] = None if layout is None else self._priced(task, layout, held)
-                order.append((*_key(entry), len(order), recipe))
-
-        for recipe in guesses.recipes(deep=deep):
-            attempt(recipe)
-        count = CLIMBERS if deep else 1
-        leaders: list[tuple[bool, float, int, Recipe]] = []
+        trial = Trial(guesses, lambda table, begin: self._pricer.price_recipes(task, held, table, begin))
+        trial.attempt(guesses.recipes(deep=deep))
+        leaders: list[Recipe] = []
         for _ in range(CLIMB_ROUNDS):
-            before, leaders = leaders, nsmallest(count, order)
+            before, leaders = leaders, trial.leaders(CLIMBERS if deep else 1)
             if leaders == before:
                 break
-            for *_, leader in leaders:
-                for recipe in guesses.variations(leader):
-                    attempt(recipe)
-        return _trimmed({entry.layout: entry for entry in tried.values() if entry is not None})
-
-    def _priced(self, task: RlTask, layout: TaskLayout, held: float) -> RankedLayout:
-        seconds, share = self._pricer.task_s(task, layout, held)
-        return RankedLayout(seconds, share, layout)
-
-
-def _key(entry: RankedLayout | None) -> tuple[bool, float]:
-    """Rank: layouts that fit alone, then those that do not, then recipes without a layout."""
-    if entry is None:
-        return True, math.inf
-    return entry.share > 1.0, entry.seconds
-
-
-def _trimmed(entries: dict[TaskLayout, RankedLayout]) -> tuple[RankedLayout, ...]:
-    """Keep the fastest, and of the others those with less memory than every faster one."""
-    ordered = sorted(entries.values(), key=lambda entry: (entry.seconds, entry.share))
-    ordered = [entry for entry in ordered if math.isfinite(entry.seconds) and entry.share <= 1.0]
-    kept, least = [], math.inf
-    for position, entry in enumerate(ordered):
-        if position < KEPT // 2 or entry.share < least * 0.95:
-            kept.append(entry)
-        least = min(least, entry.share)
-    return tuple(kept[:KEPT])
+            new = [guesses.variations(leader) for leader in leaders if leader not in before]
+            trial.attempt(chain.from_iterable(new))
+        return trial.best()

@@ -17,8 +17,9 @@ from plans.search.layouts import TaskLayout
 from plans.search.pricing import Pricer
 from plans.search.problem import Problem
 from plans.search.random_layout import random_layout
-from plans.search.ranking import RankedLayout, Ranker
+from plans.search.ranking import Ranker
 from plans.search.seeds import Draws, draws
+from plans.search.trial import RankedLayout
 from plans.workflow import RlTask
 
 #: The seed that is drawn as in the paper, uniformly at levels 3 to 5.

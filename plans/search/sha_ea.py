@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from plans.cost.compact import compact_of
-from plans.search.arms import Arm, arms_by_grouping
+from plans.search.arms import Arm, arms_by_grouping, groupings_that_fit
 from plans.search.balancing import Balancing
 from plans.search.crew import Crew, Task, Workshop, make_crew
 from plans.search.evolution import ArmState, EvolutionSettings
@@ -143,8 +143,7 @@ class _Search:
     def _arms(self) -> list[list[Arm]]:
         """Return as many arms as the budget can look at."""
         budget = self.planner.halving_share * self._remaining()
-        every = arms_by_grouping(self.problem, self.run.seed, cap=LEAST_ARMS)
-        count, cap = len(every), ARM_CAP
+        count, cap = sum(1 for _ in groupings_that_fit(self.problem)), ARM_CAP
         while cap > LEAST_ARMS and least_budget(count, cap, FIRST_ROUND) > budget:
             cap //= 2
         while count > 1 and least_budget(count, cap, FIRST_ROUND) > budget:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
 from plans.search.balancing import Balancing
-from plans.search.locality import machine_affinity
 from plans.search.pricing import Pricer
 from plans.search.problem import Problem
 from plans.search.ranking import Ranker
 from plans.search.seeding import Seeder
+from plans.search.swap_search import SwapSearch
 
 
 class SearchTools:
@@ -26,6 +23,6 @@ class SearchTools:
         self.seeder = Seeder(problem, self.pricer, self.ranker)
 
     @cached_property
-    def affinity(self) -> NDArray[np.float64]:
-        """Affinity of machines [M, M]."""
-        return machine_affinity(self.problem.view)
+    def swaps(self) -> SwapSearch:
+        """The locality swap search."""
+        return SwapSearch(self.problem.view)

@@ -7,6 +7,7 @@ from plans.search.genome import Genome
 from plans.search.layouts import TaskLayout
 from plans.search.pricing import Pricer
 from plans.search.problem import Problem
+from plans.search.ranking import Ranker
 
 
 def load_machine_code(problem: Problem) -> None:
@@ -17,3 +18,4 @@ def load_machine_code(problem: Problem) -> None:
     pricer.price(candidate)
     pricer.evaluation(candidate)
     pricer.task_s(tasks[0], layout)
+    Ranker(problem, pricer).ranked(tasks[0], (0,), tasks[:1])

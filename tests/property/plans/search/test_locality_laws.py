@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from plans.search.genome import Genome
 from plans.search.layouts import TaskLayout
 from plans.search.locality import LocalitySearch, group_counts, locality_score, machine_affinity
-from plans.search.swap_search import improve_locality
+from plans.search.swap_search import SwapSearch
 from plans.testbeds.registry import find_testbed
 from plans.workflow import RlTask
 
@@ -42,7 +42,7 @@ def test_improved_candidate_keeps_sizes_and_never_loses_score(groups):
     tasks = (RlTask.ACTOR_GENERATION, RlTask.REWARD_INFERENCE, RlTask.ACTOR_TRAINING)
     layouts = {task: TaskLayout(len(gpus), 1, 1, gpus) for task, gpus in zip(tasks, groups, strict=True)}
     genome = Genome(tuple((task,) for task in tasks), tuple(groups), layouts)
-    improved = improve_locality(VIEW, AFFINITY, genome)
+    improved = SwapSearch(VIEW).improve(genome)
     assert [len(gpus) for gpus in improved.gpus] == [len(gpus) for gpus in groups]
     assert sorted(gpu for gpus in improved.gpus for gpu in gpus) == list(range(64))
     for task, gpus in zip(tasks, improved.gpus, strict=True):
@@ -50,3 +50,18 @@ def test_improved_candidate_keeps_sizes_and_never_loses_score(groups):
     assert locality_score(AFFINITY, group_counts(VIEW, improved.gpus)) >= locality_score(
         AFFINITY, group_counts(VIEW, groups)
     )
+
+
+SWAPS = SwapSearch(VIEW)
+
+
+@settings(max_examples=30, deadline=None)
+@given(groups_of_gpus(), st.integers(0, 7))
+def test_kept_swaps_of_equal_machines_improve_like_new_ones(groups, offset):
+    """Another candidate with as many GPUs of each machine in each group; its GPUs differ."""
+    turned = [tuple(sorted(gpu // 8 * 8 + (gpu + offset) % 8 for gpu in gpus)) for gpus in groups]
+    tasks = (RlTask.ACTOR_GENERATION, RlTask.REWARD_INFERENCE, RlTask.ACTOR_TRAINING)
+    for drawn in (groups, turned):
+        layouts = {task: TaskLayout(len(gpus), 1, 1, gpus) for task, gpus in zip(tasks, drawn, strict=True)}
+        genome = Genome(tuple((task,) for task in tasks), tuple(drawn), layouts)
+        assert SWAPS.improve(genome) == SwapSearch(VIEW).improve(genome)

@@ -6,7 +6,8 @@ import pytest
 from plans.cost import CostModel
 from plans.search.gpu_assignment import PLAIN_STYLES, RANDOM_STYLE, grow_groups
 from plans.search.groupings import task_groupings
-from plans.search.layouts import Arrangement, LayoutGuesses, Recipe, TaskLayout
+from plans.search.guesses import LayoutGuesses
+from plans.search.layouts import Arrangement, Recipe, TaskLayout
 from plans.search.machine_order import MachineOrder
 from plans.search.mutations.faster_gpu import faster_gpu
 from plans.search.mutations.registry import MUTATIONS
@@ -81,7 +82,7 @@ def test_depths_that_leave_no_gpu_idle_are_always_on_offer(gpus):
     view, shape = find_testbed("hetrl-single-region").cluster.view, BUILT_IN_SHAPES["qwen3-4b"]
     guesses = LayoutGuesses(MachineOrder(view), TaskKind.TRAINING, shape, range(gpus), least_shards=1)
     for tp in guesses.tps(0):
-        count = len(guesses.units(0, tp, by_type=False))
+        count = guesses.units(0, tp, by_type=False).count
         exact = {pp for pp in range(1, min(count, shape.layers) + 1) if count % pp == 0}
         assert exact <= set(guesses.pps(tp, count))
 
