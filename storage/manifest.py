@@ -25,7 +25,8 @@ from storage.errors import (
     SchemaVersionError,
 )
 from storage.layout import check_attempt, check_name, data_key, manifest_key
-from storage.store import COPY_BYTES, Store
+from storage.ranged_reads import COPY_BYTES
+from storage.store import Store
 
 MANIFEST_FORMAT = "motley.manifest/1"
 
@@ -110,6 +111,8 @@ class PartSource:
     """Whether it follows from other parts and the history (a delta): not part of the content digest."""
     known: tuple[int, str] | None = None
     """Length and SHA-256 (hex), where the caller has just computed them; the store's size is compared all the same."""
+    is_sent: bool = False
+    """Whether the caller has written it under this attempt's key already, while other parts were still to come."""
 
 
 def new_attempt() -> str:
@@ -180,7 +183,8 @@ def commit(
     if standing is not None:
         return _agreed(store, standing, manifest)
     for part in parts:
-        _write_part(store, part, sources[part.name])
+        if not sources[part.name].is_sent:
+            _write_part(store, part, sources[part.name])
     if faults := part_faults(store, manifest):
         message = f"{store.url}/{folder}: the store lost what was just written: {'; '.join(faults)}; repeat the stage"
         raise CorruptObjectError(message, key=folder)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from storage.foreign_errors import translated
-from storage.store import COPY_BYTES, ObjectInfo, checked_key
+from storage.ranged_reads import COPY_BYTES
+from storage.store import ObjectInfo, checked_key
 
 TEMPORARY_PREFIX = ".tmp-"
 """Prefix of the name of a file that is being written; never a valid key segment of the layout."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, BinaryIO
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from typing_extensions import Buffer
 
@@ -11,6 +14,9 @@ from storage.errors import CorruptObjectError, ObjectMissingError
 
 if TYPE_CHECKING:
     from storage.store import Store
+
+COPY_BYTES: Final = 8 << 20
+"""Bytes held at once while an object is streamed into a file."""
 
 
 class _RangeReader(io.RawIOBase):
@@ -55,6 +61,16 @@ def open_ranges(store: Store, key: str) -> BinaryIO:
         ObjectMissingError: There is no such object.
     """
     return io.BufferedReader(_RangeReader(store, key), buffer_size=1 << 20)
+
+
+def download_ranges(store: Store, key: str, path: Path) -> None:
+    """Write an object to a local file through ``store.read_range``.
+
+    Raises:
+        ObjectMissingError: There is no such object.
+    """
+    with closing(open_ranges(store, key)) as source, path.open("wb") as target:
+        shutil.copyfileobj(source, target, COPY_BYTES)
 
 
 def read_exactly(store: Store, key: str, start: int, length: int) -> bytes:

@@ -8,10 +8,8 @@ are no locks (file locks fail on network file systems): each object has one writ
 from __future__ import annotations
 
 import importlib
-import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,23 +19,10 @@ import fsspec
 
 from storage.errors import InvalidNameError, ObjectMissingError, UnsupportedStoreError
 from storage.foreign_errors import translated
-from storage.ranged_reads import open_ranges
+from storage.ranged_reads import download_ranges, open_ranges
 from storage.store_options import options_of
 
-COPY_BYTES = 8 << 20
-"""Bytes held at once while a file is streamed."""
-
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
-
-
-_S3_CONFIG = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
-"""Optional checksums off: other servers than Amazon's send the whole object's with a range. Manifests hold SHA-256."""
-
-_S3_CLIENT = {**_S3_CONFIG, "connect_timeout": 10, "read_timeout": 60, "max_pool_connections": 32}
-"""What is asked of botocore: a peer that is silent for that many seconds is given up, and the call repeated."""
-
-_MULTIPART: dict[str, dict[str, int]] = {"s3fs": {"chunksize": 16 << 20, "max_concurrency": 8}}
-"""How a large file is uploaded, by package: parts in flight bound the memory (128 MiB)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,19 +124,15 @@ def checked_key(key: str) -> str:
 class FsspecStore:
     """A store on any fsspec file system whose PUT is atomic (S3, GCS, Azure, memory)."""
 
-    def __init__(
-        self, filesystem: fsspec.AbstractFileSystem, root: str, url: str, upload: dict[str, int] | None = None
-    ) -> None:
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> None:
         """Wrap a file system.
 
         Args:
             filesystem: fsspec file system.
             root: Path of the root as the file system wants it.
             url: URL of the root for messages, without credentials.
-            upload: Options of the file system's upload of a local file: size and number of parts in flight.
         """
         self._fs = filesystem
-        self._upload = dict(upload or {})
         self._root = root.rstrip("/")
         self._url = url
         self._conditional: bool | None = None
@@ -198,15 +179,15 @@ class FsspecStore:
         path = self._path(key)
         with translated(self._url, key, "write"):
             self._prepare(path)
-            self._fs.pipe_file(path, bytes(data))
+            self._put(path, bytes(data))
             self._forget(path)
 
     def publish_file(self, key: str, path: Path) -> None:
-        """Upload a local file; multipart uploads become visible when completed."""
+        """Upload a local file; visible when complete."""
         target = self._path(key)
         with translated(self._url, key, "write"):
             self._prepare(target)
-            self._fs.put_file(str(path), target, **self._upload)
+            self._fs.put_file(str(path), target)
             self._forget(target)
 
     @property
@@ -230,9 +211,12 @@ class FsspecStore:
             self._forget(path)
             return created
 
+    def _put(self, path: str, data: bytes, **options: Any) -> None:  # noqa: ANN401 - fsspec's options
+        self._fs.pipe_file(path, data, **options)
+
     def _create_once(self, path: str, data: bytes) -> bool:
         try:
-            self._fs.pipe_file(path, data, mode="create")
+            self._put(path, data, mode="create")
         except FileExistsError:
             return False
         except OSError as error:
@@ -247,7 +231,7 @@ class FsspecStore:
         with translated(self._url, key, "write"):
             self._prepare(path)
             try:
-                self._fs.pipe_file(path, b"1", mode="create")
+                self._put(path, b"1", mode="create")
                 return not self._create_once(path, b"2")
             except (TypeError, ValueError, NotImplementedError):
                 return False
@@ -258,8 +242,8 @@ class FsspecStore:
 
     def download(self, key: str, path: Path) -> None:
         """Stream an object to a local file."""
-        with translated(self._url, key, "read"), closing(self.open_input(key)) as source, path.open("wb") as target:
-            shutil.copyfileobj(source, target, COPY_BYTES)
+        with translated(self._url, key, "read"):
+            download_ranges(self, key, path)
 
     def open_input(self, key: str) -> BinaryIO:
         """Open an object for seeking reads."""
@@ -348,9 +332,11 @@ def open_store(url: str, *, is_retrying: bool = True, **options: Any) -> Store: 
 
 
 def _remote_store(url: str, protocol: str, options: dict[str, Any]) -> Store:
+    from storage.s3_store import S3Store, s3_options
+
     package = _PACKAGES.get(protocol)
     if package == "s3fs":
-        options = {**options, "config_kwargs": {**_S3_CLIENT, **options.get("config_kwargs", {})}}
+        options = s3_options(options)
     try:
         if package is not None:
             importlib.import_module(package)
@@ -362,4 +348,4 @@ def _remote_store(url: str, protocol: str, options: dict[str, Any]) -> Store:
     except ValueError as error:
         message = f"store URL {url!r} cannot be opened ({error}); known are file, memory, s3, gs and abfs"
         raise UnsupportedStoreError(message) from error
-    return FsspecStore(filesystem, root, url, _MULTIPART.get(package or ""))
+    return (S3Store if package == "s3fs" else FsspecStore)(filesystem, root, url)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from storage.errors import CorruptObjectError, InvalidInputError
-from storage.store import COPY_BYTES
+from storage.ranged_reads import COPY_BYTES
 
 _MAX_HEADER_BYTES = 100_000_000
 _BITS = {

@@ -40,6 +40,8 @@ class Shape:
     """Bytes towards the client after which every open connection is cut, once; then it is ``None`` again."""
     refuse: bool = False
     """Cut every new connection at once."""
+    is_silent: bool = False
+    """Pass no answer on: the far end takes what is sent and seems to say nothing."""
 
 
 @dataclass(slots=True)
@@ -56,6 +58,8 @@ class TcpProxy:
     """Bytes passed towards clients."""
     num_cuts: int = 0
     """Cuts made."""
+    num_refused: int = 0
+    """New connections that were cut at once."""
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _free_at: dict[str, float] = field(default_factory=dict)
 
@@ -90,6 +94,7 @@ async def serve(proxy: TcpProxy, listen: Address, target: Address) -> asyncio.Se
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if proxy.shape.refuse:
+            proxy.num_refused += 1
             writer.transport.abort()
             return
         try:
@@ -136,6 +141,8 @@ async def _pump(
                 await asyncio.sleep(max(0.0, sent_at - loop.time()))
             if way == "up":
                 _note_request(proxy, connection, data)
+            elif proxy.shape.is_silent:
+                continue
             else:
                 _note_answer(proxy, connection, data)
                 proxy.num_bytes += len(data)

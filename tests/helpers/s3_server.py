@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +34,15 @@ class S3Server:
 
 
 @contextmanager
-def s3_server(folder: Path, bucket: str, *, start_s: float = 240.0) -> Iterator[S3Server]:
-    """Serve a folder as S3 with one bucket; skips the test where rclone or s3fs is not installed."""
+def s3_server(folder: Path, bucket: str, *, start_s: float = 240.0, options: Sequence[str] = ()) -> Iterator[S3Server]:
+    """Serve a folder as S3 with one bucket; skips the test where rclone or s3fs is not installed.
+
+    Args:
+        folder: The folder, which holds the bucket's.
+        bucket: Its name.
+        start_s: Seconds after which a server that has not started fails the test.
+        options: More of rclone's own options.
+    """
     pytest.importorskip("s3fs", reason="the s3 extra is not installed")
     binary = Path(sysconfig.get_path("scripts")) / "rclone"
     if not binary.exists():
@@ -47,7 +54,7 @@ def s3_server(folder: Path, bucket: str, *, start_s: float = 240.0) -> Iterator[
     server = S3Server(port, f"key-{bucket}", f"secret-{bucket}")
     address = ["--addr", f"127.0.0.1:{port}", "--auth-key", f"{server.key},{server.secret}"]
     process = subprocess.Popen(
-        [str(binary), "serve", "s3", *address, "--config", "/dev/null", str(folder)],
+        [str(binary), "serve", "s3", *address, "--config", "/dev/null", *options, str(folder)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from storage.errors import (
     TransientStorageError,
 )
 from storage.manifest import sha256_of_object
+from storage.multipart import PART_BYTES
 from storage.ranged_reads import read_exactly
 from storage.store import Store, open_store
 from tests.contract.storage.conftest import s3_options
@@ -95,9 +97,10 @@ def test_list_gives_keys_sizes_and_times_below_a_folder_only(store: Store) -> No
     assert all(info.modified is not None and info.modified.tzinfo is not None for info in store.list(""))
 
 
-def test_file_is_published_and_downloaded_unchanged(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_bytes", [0, 12_800_000, 2 * PART_BYTES + 1], ids=["empty", "at_once", "in_parts"])
+def test_file_is_published_and_downloaded_unchanged(store: Store, tmp_path: Path, num_bytes: int) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
-    source.write_bytes(bytes(range(256)) * 50_000)
+    source.write_bytes(random.Random(0).randbytes(num_bytes))
     store.publish_file("run/file", source)
     store.download("run/file", target)
     expected = hashlib.sha256(source.read_bytes()).hexdigest()
@@ -168,8 +171,7 @@ def test_missing_credentials_are_typed(rclone_endpoint: str, monkeypatch: pytest
 
 def test_unreachable_server_is_transient() -> None:
     pytest.importorskip("s3fs", reason="the s3 extra is not installed")
-    options = {**s3_options("http://127.0.0.1:1"), "config_kwargs": {"retries": {"max_attempts": 1}}}
-    store = open_store("s3://bucket/x", is_retrying=False, **options)
+    store = open_store("s3://bucket/x", is_retrying=False, **s3_options("http://127.0.0.1:1"))
     with pytest.raises(TransientStorageError, match="may be repeated"):
         store.read_bytes("run/k")
 

@@ -112,7 +112,7 @@ def test_full_disk_of_the_server_leaves_nothing_visible(tmp_path: Path) -> None:
         pytest.skip("this process may not mount a small disk")
     try:
         with s3_server(disk / "s3", BUCKET) as full:
-            store = opened(full, config_kwargs={"retries": {"max_attempts": 0}})
+            store = opened(full)
             files = policy_files(0)
             publish_policy(store, RUN, 0, files, created_by="t")
             large = {**policy_files(1), "tokenizer.json": b"x" * (2 << 20)}

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from storage.errors import CredentialsError
+from storage.s3_store import s3_options
 from storage.store import open_store
 from storage.store_options import OPTIONS_VARIABLE, options_of, options_variable
 
@@ -50,3 +51,13 @@ def test_opened_store_takes_options_of_the_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv(OPTIONS_VARIABLE, json.dumps({f"file://{tmp_path}": {"is_synced": False}}))
     store = open_store(f"file://{tmp_path}/x", is_retrying=False)
     assert store._is_synced is False  # type: ignore[attr-defined]
+
+
+def test_users_options_of_the_s3_client_win_over_what_is_asked_of_it() -> None:
+    own = {"retries": {"max_attempts": 9}, "connect_timeout": 1, "read_timeout": None, "signature_version": "s3v4"}
+    asked = s3_options({"key": "k", "config_kwargs": own})
+    config = asked["config_kwargs"]
+    assert asked["key"] == "k"
+    assert (config["retries"], config["connect_timeout"]) == ({"max_attempts": 9}, 1)
+    assert (config["read_timeout"], config["signature_version"]) == (60, "s3v4")
+    assert s3_options({})["config_kwargs"]["retries"]["total_max_attempts"] == 1
