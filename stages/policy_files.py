@@ -13,9 +13,9 @@ from storage.errors import CorruptObjectError, ObjectMissingError
 from storage.layout import checkpoint_folder, manifest_key
 from storage.manifest import sha256_of_file
 from storage.policies import LocalPolicy, Policy, resolve_policy
-from storage.policy_fetch import FetchedPolicy, download_part, fetch_policy, local_policy_folder
+from storage.policy_fetch import FetchedPolicy, Proved, fetch_policy, local_policy_folder
 from storage.store import Store
-from storage.transfer import Link
+from storage.transfer import Link, download_part
 
 if TYPE_CHECKING:
     from stages.context import StageContext
@@ -35,7 +35,12 @@ def policy_directory(context: StageContext, policy: Policy) -> Path:
 
 
 def fetch_local(
-    context: StageContext, policy: Policy, stores: Sequence[Store], *, deltas: Path | None = None
+    context: StageContext,
+    policy: Policy,
+    stores: Sequence[Store],
+    *,
+    deltas: Path | None = None,
+    proved: Proved | None = None,
 ) -> FetchedPolicy:
     """Bring a policy into this machine's cache, by deltas from a version that is here where that is possible.
 
@@ -44,13 +49,15 @@ def fetch_local(
         policy: The version, as the home store has it.
         stores: Where from, nearest first.
         deltas: Folder in which the deltas that were read are left.
+        proved: Told of each file of a version that is fetched whole, while the next one arrives.
     """
     context.lease.hold(policies=[policy.version])
     folder = _cached_folder(context, policy)
     with context.phase("fetch_policy"):
         bases = _cached_before(context, policy)
         ends_at = time.monotonic() + context.deadline.remaining_s(f"policy version {policy.version}")
-        fetched = fetch_policy(stores, policy, folder, bases, deltas=deltas, link=Link(ends_at=ends_at))
+        link = Link(ends_at=ends_at)
+        fetched = fetch_policy(stores, policy, folder, bases, deltas=deltas, link=link, proved=proved)
     for doubt in fetched.doubts:
         context.log("policy not fetched this way", version=policy.version, doubt=doubt)
     _prune(context, policy.version)

@@ -14,9 +14,11 @@ from stages.policy_files import fetch_local, policy_at_home
 from stages.sharding import local_replicas
 from storage.errors import CorruptObjectError, ObjectMissingError
 from storage.layout import manifest_key, policy_folder
+from storage.manifest import Part
 from storage.policies import Policy, head_version, resolve_policy
-from storage.policy_copies import find_copy, publish_copy
-from storage.policy_fetch import FetchedPolicy, delta_file, open_delta
+from storage.policy_copies import find_copy, publish_copy, send_file
+from storage.policy_deltas import delta_file, open_delta
+from storage.policy_fetch import FetchedPolicy
 
 
 def run_stage(context: StageContext) -> StageOutcome:
@@ -54,22 +56,31 @@ def _copy(context: StageContext, policy: Policy) -> FetchedPolicy | None:
     """Bring the policy into the region's root, by its delta where that is possible; None when it is there.
 
     The link to the home region is crossed once: what arrives is proved on this machine, and from there it goes into the
-    region's store, where the other machines of the region read it.
+    region's store, where the other machines of the region read it. A version that comes whole goes on file by file,
+    each while the next one is still on the link.
     """
     if context.store is context.home or find_copy(context.store, policy) is not None:
         return None
-    work = context.state_dir / "work" / context.run.name / f"sync-{policy.version}-{context.request.attempt}"
+    attempt, base, sent = context.request.attempt, _base_in_region(context, policy), set[str]()
+    work = context.state_dir / "work" / context.run.name / f"sync-{policy.version}-{attempt}"
+
+    def pass_on(part: Part, path: Path) -> None:
+        if base is None:  # else the region gets the delta alone
+            send_file(context.store, policy, part, path, attempt)
+            sent.add(part.name)
+
     try:
-        fetched = fetch_local(context, policy, [context.home], deltas=work)
+        fetched = fetch_local(context, policy, [context.home], deltas=work, proved=pass_on)
         with context.phase("copy"):
             publish_copy(
                 context.store,
                 fetched.local,
                 policy,
                 delta=_delta(context, policy, work),
-                base=_base_in_region(context, policy),
+                base=base,
                 created_by=context.created_by,
-                attempt=context.request.attempt,
+                attempt=attempt,
+                sent=sent,
             )
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 from storage.errors import (
@@ -77,6 +78,19 @@ def translated(url: str, key: str, action: str) -> Iterator[None]:
         raise
     except Exception as error:  # the one adapter between foreign exceptions and the tree
         raise translate(error, url, key, action) from error
+
+
+@contextmanager
+def on_this_machine(path: Path) -> Iterator[None]:
+    """Turn what the operating system says of local files inside the block into storage errors.
+
+    Args:
+        path: What is written, for the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise translate(error, f"file://{path.parent}", path.name, "write") from error
 
 
 def translate(error: BaseException, url: str, key: str, action: str) -> StorageError:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
 from storage.errors import CorruptObjectError, ObjectMissingError
-from storage.layout import manifest_key, policy_folder
-from storage.manifest import PartSource, commit, find_valid
+from storage.layout import data_key, manifest_key, policy_folder
+from storage.manifest import Part, PartSource, commit, find_valid
 from storage.policies import DELTA_PART, POLICY_KIND, LocalPolicy, Policy, resolve_policy
 from storage.store import Store
+
+MAX_CHAIN: Final = 64
+"""Most deltas that are applied one after the other."""
 
 
 def publish_copy(
@@ -25,6 +29,7 @@ def publish_copy(
     base: Policy | None,
     created_by: str,
     attempt: str | None = None,
+    sent: Collection[str] = (),
 ) -> Policy:
     """Commit a version that was proved on this machine in a region's store.
 
@@ -37,6 +42,7 @@ def publish_copy(
             from its are written; ``None`` writes all files.
         created_by: Who copies.
         attempt: Token of this attempt.
+        sent: Names of the files that :func:`send_file` has written there already for this attempt.
 
     Raises:
         AlreadyPublishedError: Other content is committed there for the same inputs.
@@ -52,7 +58,10 @@ def publish_copy(
             if not part.name.endswith(".safetensors") and (part.name, part.sha256) not in unchanged
         )
         metadata["files"] = [part.model_dump(mode="json") for part in home.files]
-    sources = {part.name: PartSource(local.folder / part.name, known=(part.size, part.sha256)) for part in written}
+    sources = {
+        part.name: PartSource(local.folder / part.name, known=(part.size, part.sha256), is_sent=part.name in sent)
+        for part in written
+    }
     if delta is not None:
         sources[DELTA_PART] = PartSource(delta, is_derived=True)
     _make_room(store, folder, home)
@@ -69,6 +78,19 @@ def publish_copy(
         attempt=attempt,
     )
     return resolve_policy(store, home.run, home.version)
+
+
+def send_file(store: Store, home: Policy, part: Part, path: Path, attempt: str) -> None:
+    """Write one file of a version to a region's store, where it is invisible until :func:`publish_copy` commits it.
+
+    Args:
+        store: The region's store.
+        home: The version as its home store has it.
+        part: The file, as the home version names it.
+        path: Local file, its bytes proved.
+        attempt: Token of the attempt that will commit.
+    """
+    store.publish_file(data_key(policy_folder(home.run, home.version), attempt, part.name), path)
 
 
 def find_copy(store: Store, home: Policy) -> Policy | None:

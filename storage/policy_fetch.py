@@ -7,28 +7,31 @@ result, a whole file by its own. Where a chain is missing, broken or damaged, th
 
 from __future__ import annotations
 
-import mmap
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from storage.arriving import arriving_folder
+from storage.background import InBackground
 from storage.errors import CorruptObjectError, DeltaMismatchError, ObjectMissingError
+from storage.foreign_errors import on_this_machine
 from storage.layout import policy_folder
-from storage.manifest import Part, corrupt_part, sha256_of_file
+from storage.manifest import Part, sha256_of_file
 from storage.policies import DELTA_PART, LocalPolicy, Policy, resolve_policy
+from storage.policy_copies import MAX_CHAIN
+from storage.policy_deltas import apply_policy_deltas
 from storage.store import Store
-from storage.transfer import Link, fetch_part
-from storage.weight_delta import MAX_FRACTION, WeightDelta, apply_deltas, parse_delta
-
-MAX_CHAIN: Final = 64
-"""Most deltas that are applied one after the other."""
+from storage.transfer import Link, download_part
+from storage.weight_delta import MAX_FRACTION
 
 Form = Literal["present", "in_place", "deltas", "whole"]
+
+Proved = Callable[[Part, Path], None]
+"""Told on another thread of a file whose bytes are proved, while the next one arrives; it stays there meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ def fetch_policy(
     *,
     deltas: Path | None = None,
     link: Link | None = None,
+    proved: Proved | None = None,
 ) -> FetchedPolicy:
     """Put a version's files into a local folder; a complete copy that is there already is reused.
 
@@ -86,6 +90,7 @@ def fetch_policy(
         bases: Versions on this machine from which deltas may start.
         deltas: Folder in which the deltas that were read are left (``delta_file``), and found again; default none.
         link: How the link to the stores is used: readers, rate, deadline.
+        proved: Told of each file of a version that is fetched whole.
 
     Raises:
         CorruptObjectError: Bytes differ from what the manifests say, in every way tried.
@@ -103,7 +108,7 @@ def fetch_policy(
                 if form == "deltas":
                     read = _by_deltas(store, policy, folder, bases, deltas, link)
                 else:
-                    read = _whole(store, policy, folder, link)
+                    read = _whole(store, policy, folder, link, proved)
             except (CorruptObjectError, ObjectMissingError) as error:
                 doubts.append(f"{form} from {store.url}: {error}")
                 last = error
@@ -142,61 +147,6 @@ def find_chain(store: Store, policy: Policy, bases: Sequence[LocalPolicy]) -> _C
         links.insert(0, before)
 
 
-def delta_file(policy: Policy, folder: Path) -> Path:
-    """Return the name under which the delta of a version lies in a local folder."""
-    return folder / f"{policy.version}-{policy.manifest.part(DELTA_PART).sha256[:16]}.delta"
-
-
-def open_delta(store: Store, policy: Policy, folder: Path, link: Link | None = None) -> WeightDelta:
-    """Return the delta that a version carries, read and compared with its manifest; not held in memory.
-
-    Args:
-        store: Store that the policy was resolved in.
-        policy: The version.
-        folder: Folder for the local copy, which stays there; one that is there is compared and used.
-        link: How the link to the store is used.
-
-    Raises:
-        CorruptObjectError: Size, SHA-256 or structure is wrong.
-        DeltaMismatchError: It is a delta between other weights than the manifest says.
-    """
-    part = policy.manifest.part(DELTA_PART)
-    path = delta_file(policy, folder)
-    if not path.is_file() or sha256_of_file(path) != (part.size, part.sha256):
-        download_part(store, part, path, link)
-    with path.open("rb") as file:
-        # Not closed by hand: views of it live on in the blocks and in tracebacks.
-        delta = parse_delta(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), part.path)
-    expected = (policy.delta.base_weights_hash if policy.delta else None, policy.weights_hash)
-    if (delta.base_weights_hash, delta.weights_hash) != expected:
-        raise _no_chain(policy, f"{store.url}/{part.path} is a delta between other weights")
-    return delta
-
-
-def download_part(store: Store, part: Part, path: Path, link: Link | None = None) -> None:
-    """Write a part to a local file and compare length and SHA-256 with its manifest.
-
-    Raises:
-        ObjectMissingError: The object is gone.
-        CorruptObjectError: Other bytes.
-        TransferDeadlineError: The link's deadline passed.
-    """
-    if store.local_path(part.path) is None:
-        fetch_part(store, part, path, link)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unproved = path.with_name(f"{path.name}.unproved")
-    try:
-        store.download(part.path, unproved)
-        found = sha256_of_file(unproved)
-        if found == (part.size, part.sha256):
-            unproved.replace(path)
-            return
-    finally:
-        unproved.unlink(missing_ok=True)
-    raise corrupt_part(store, part, *found)
-
-
 def _same_policy(store: Store, wanted: Policy) -> Policy:
     policy = resolve_policy(store, wanted.run, wanted.version)
     if policy.weights_hash != wanted.weights_hash:
@@ -219,8 +169,7 @@ def _by_deltas(
             read += whole
         if base is None:
             raise _no_chain(policy, "it starts from nothing")
-        deltas = [open_delta(store, policy_of, kept or work, link) for policy_of in chain.links]
-        apply_deltas(base.weight_files(), deltas, temporary)
+        apply_policy_deltas(store, chain.links, base.weight_files(), kept or work, temporary, link)
         read += sum(_other_file(store, part, chain.links, base, temporary) for part in policy.files)
         shutil.rmtree(work)
     return read
@@ -254,15 +203,22 @@ def _other_file(store: Store, part: Part, links: Sequence[Policy], base: LocalPo
     raise DeltaMismatchError(f"file {part.name} is neither in the base nor beside a delta; take the whole version")
 
 
-def _whole(store: Store, policy: Policy, folder: Path, link: Link | None) -> int:
+def _whole(store: Store, policy: Policy, folder: Path, link: Link | None, proved: Proved | None = None) -> int:
     if not policy.is_whole:
         message = f"{store.url}/{policy.manifest.key} is a copy that holds a delta only"
         raise ObjectMissingError(message, key=policy.manifest.key)
     with _appearing(folder) as temporary, arriving_folder(folder) as arriving:
+
+        def tell(part: Part) -> None:
+            if proved is not None:
+                proved(part, arriving / part.name)
+
         try:
-            for part in policy.files:
-                if not (arriving / part.name).is_file():  # what an earlier call finished was compared then
-                    download_part(store, part, arriving / part.name, link)
+            with InBackground(tell) as telling:
+                for part in policy.files:
+                    if not (arriving / part.name).is_file():  # what an earlier call finished was compared then
+                        download_part(store, part, arriving / part.name, link)
+                    telling.give(part)
         except (CorruptObjectError, ObjectMissingError):
             shutil.rmtree(arriving)  # a next call has nothing to go on with
             raise
@@ -276,14 +232,14 @@ def _whole(store: Store, policy: Policy, folder: Path, link: Link | None) -> int
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
     """Give a temporary folder that takes the place of ``folder`` at the end, or goes away on failure."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
-    temporary.mkdir()
-    try:
-        yield temporary
-        _put(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with on_this_machine(folder):
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            _put(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _put(temporary: Path, folder: Path) -> None:

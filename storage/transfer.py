@@ -22,7 +22,8 @@ from typing import Final
 from storage.arriving import arriving_folder
 from storage.background import InBackground
 from storage.errors import CorruptObjectError, TransferDeadlineError
-from storage.manifest import Part, corrupt_part
+from storage.foreign_errors import on_this_machine
+from storage.manifest import Part, corrupt_part, sha256_of_file
 from storage.ranged_reads import read_exactly
 from storage.store import Store
 
@@ -33,6 +34,10 @@ NUM_READERS: Final = 8
 """Ranged reads in flight: 32 MiB, twice what 1 Gbps at 60 ms each way holds."""
 
 _ENTRY_BYTES: Final = 8
+
+Arrived = Callable[[Path, int], None]
+"""Told the file that a part arrives in, which has its full length, and how many bytes from its beginning on are in it;
+fewer than before when all is read anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +54,31 @@ class Link:
     """Monotonic clock, seconds; injected by tests."""
 
 
-def fetch_part(store: Store, part: Part, path: Path, link: Link | None = None) -> int:
+def download_part(store: Store, part: Part, path: Path, link: Link | None = None) -> None:
+    """Write a part to a local file and compare length and SHA-256 with its manifest.
+
+    Raises:
+        ObjectMissingError: The object is gone.
+        CorruptObjectError: Other bytes.
+        TransferDeadlineError: The link's deadline passed.
+    """
+    if store.local_path(part.path) is None:
+        fetch_part(store, part, path, link)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unproved = path.with_name(f"{path.name}.unproved")
+    try:
+        store.download(part.path, unproved)
+        found = sha256_of_file(unproved)
+        if found == (part.size, part.sha256):
+            unproved.replace(path)
+            return
+    finally:
+        unproved.unlink(missing_ok=True)
+    raise corrupt_part(store, part, *found)
+
+
+def fetch_part(store: Store, part: Part, path: Path, link: Link | None = None, arrived: Arrived | None = None) -> int:
     """Write a part of an artefact to a local file; go on where an earlier call was cut.
 
     Args:
@@ -57,6 +86,7 @@ def fetch_part(store: Store, part: Part, path: Path, link: Link | None = None) -
         part: The part; its length and SHA-256 are what must arrive.
         path: Local file; appears complete and proved, or not at all.
         link: How the link is used.
+        arrived: Told how much has arrived, from the beginning on.
 
     Returns:
         Bytes read from the store by this call.
@@ -65,14 +95,15 @@ def fetch_part(store: Store, part: Part, path: Path, link: Link | None = None) -
         ObjectMissingError: The object is gone.
         CorruptObjectError: The object is shorter, or other bytes arrived; nothing of them is kept.
         TransferDeadlineError: The deadline passed; names the peer and how far it got. What arrived is kept.
+        StoreFullError: This machine's disk is full; what arrived is kept.
         TransientStorageError: The store failed even when asked again; what arrived is kept.
     """
     used = link or Link()
-    with arriving_folder(path) as folder:
+    with on_this_machine(path), arriving_folder(path) as folder:
         partial, journal = folder / "partial", folder / "journal"
         done = _finished(journal, partial, part, used)
         try:
-            read = _read_missing(store, part, folder, done, used)
+            read = _read_missing(store, part, folder, done, used, arrived or _told)
         except CorruptObjectError:
             shutil.rmtree(folder)
             if not done:
@@ -82,10 +113,10 @@ def fetch_part(store: Store, part: Part, path: Path, link: Link | None = None) -
             shutil.rmtree(folder)
             return read
     # Bytes of the earlier call may be the bad ones: once more, from the start.
-    return fetch_part(store, part, path, link)
+    return fetch_part(store, part, path, link, arrived)
 
 
-def _read_missing(store: Store, part: Part, folder: Path, done: set[int], link: Link) -> int:
+def _read_missing(store: Store, part: Part, folder: Path, done: set[int], link: Link, arrived: Arrived) -> int:
     partial, journal = folder / "partial", folder / "journal"
     digest = hashlib.sha256()
 
@@ -95,7 +126,7 @@ def _read_missing(store: Store, part: Part, folder: Path, done: set[int], link: 
         digest.update(os.pread(file.fileno(), length, start))
 
     with partial.open("rb", buffering=0) as file, InBackground(hash_span) as hashing:
-        prefix = _Prefix(part.size, link.range_bytes, {*done}, hashing)
+        prefix = _Prefix(part.size, link.range_bytes, {*done}, hashing, lambda here: arrived(partial, here))
         prefix.grow()
         read = _read_all(store, part, partial, journal, prefix, link)
     size, sha256 = partial.stat().st_size, digest.hexdigest()
@@ -104,11 +135,22 @@ def _read_missing(store: Store, part: Part, folder: Path, done: set[int], link: 
     return read
 
 
+def _told(_: Path, __: int) -> None:
+    """Nobody waits for the beginning of the file."""
+
+
 class _Prefix:
     """Which ranges of a file have arrived; what is complete from its beginning on goes to be hashed."""
 
-    def __init__(self, size: int, range_bytes: int, done: set[int], hashing: InBackground[tuple[int, int]]) -> None:
-        self._size, self._range_bytes, self._done, self._hashing = size, range_bytes, done, hashing
+    def __init__(
+        self,
+        size: int,
+        range_bytes: int,
+        done: set[int],
+        hashing: InBackground[tuple[int, int]],
+        tell: Callable[[int], None],
+    ) -> None:
+        self._size, self._range_bytes, self._done, self._hashing, self._tell = size, range_bytes, done, hashing, tell
         self._end = 0
 
     def missing(self) -> list[int]:
@@ -121,11 +163,12 @@ class _Prefix:
         self.grow()
 
     def grow(self) -> None:
-        """Hand over what is complete now."""
+        """Hand over what is complete now, and tell how much that is."""
         while self._end < self._size and self._end in self._done:
             length = min(self._range_bytes, self._size - self._end)
             self._hashing.give((self._end, length))
             self._end += length
+        self._tell(self._end)
 
 
 def _finished(journal: Path, partial: Path, part: Part, link: Link) -> set[int]:
@@ -138,10 +181,12 @@ def _finished(journal: Path, partial: Path, part: Part, link: Link) -> set[int]:
     if data.startswith(head) and partial.is_file():
         entries = data[len(head) :]
         whole = len(entries) // _ENTRY_BYTES * _ENTRY_BYTES
+        os.truncate(partial, part.size)
         return {int.from_bytes(entries[at : at + _ENTRY_BYTES], "little") for at in range(0, whole, _ENTRY_BYTES)}
     partial.unlink(missing_ok=True)
     journal.write_bytes(head)
     partial.touch()
+    os.truncate(partial, part.size)
     return set()
 
 

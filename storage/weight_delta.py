@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -75,13 +75,16 @@ class WeightDelta:
     """BLAKE3 (hex) of each tensor of the result (``storage.tensor_proof``)."""
     body: memoryview
     """All blocks, one after the other."""
+    wait_for: Callable[[int], None]
+    """Returns once that many bytes of the body are there."""
 
     def blocks(self, name: str) -> Iterator[memoryview]:
-        """Yield the blocks of one file."""
+        """Yield the blocks of one file, each once it is there."""
         place = 0
         for file in self.files:
             for length in file.blocks:
                 if file.name == name:
+                    self.wait_for(place + length)
                     yield self.body[place : place + length]
                 place += length
 
@@ -160,30 +163,37 @@ def _encoded_blocks(
     return blocks
 
 
-def parse_delta(data: bytes | memoryview, name: str) -> WeightDelta:
-    """Read a delta's header and check that its blocks are all there.
+def all_there(_: int) -> None:
+    """Say that nothing of a delta is still to come."""
+
+
+def parse_delta(data: bytes | memoryview, name: str, wait_for: Callable[[int], None] = all_there) -> WeightDelta:
+    """Read a delta's header and check that there is room for its blocks.
 
     Args:
-        data: The whole object.
+        data: The whole object, of which an end may still be to come.
         name: Object key, for messages.
+        wait_for: Returns once that many bytes of the object are there.
 
     Raises:
         CorruptObjectError: Truncated, damaged, or of a format that this code does not know.
     """
     try:
-        delta = _parsed(memoryview(data))
+        delta = _parsed(memoryview(data), wait_for)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         message = f"{name} is no usable weight delta ({error!r}); take the full weights instead"
         raise CorruptObjectError(message, key=name) from error
     return delta
 
 
-def _parsed(view: memoryview) -> WeightDelta:
+def _parsed(view: memoryview, wait_for: Callable[[int], None]) -> WeightDelta:
     """Raises ValueError, KeyError, TypeError, AttributeError or OSError on damage."""
+    wait_for(min(16, len(view)))
     if bytes(view[:8]) != _MAGIC:
         message = "it does not start as a delta does"
         raise ValueError(message)
     length = int.from_bytes(view[8:16], "little")
+    wait_for(min(16 + length, len(view)))
     header = _unpacked_json(view[16 : 16 + length])
     if header["format"] != DELTA_FORMAT:
         message = f"its format is {header['format']!r}, this code reads {DELTA_FORMAT!r}"
@@ -199,6 +209,7 @@ def _parsed(view: memoryview) -> WeightDelta:
         digests={str(tensor): str(digest) for tensor, digest in header["digests"].items()},
         proofs={str(tensor): str(proof) for tensor, proof in header["proofs"].items()},
         body=view[16 + length :],
+        wait_for=lambda end: wait_for(16 + length + end),
     )
     lengths = [length for file in delta.files for length in file.blocks]
     if min(lengths, default=0) < 0 or sum(lengths) != len(delta.body) or not delta.files:

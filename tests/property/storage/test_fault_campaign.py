@@ -23,9 +23,11 @@ from safetensors.numpy import save
 
 from storage.checkpoints import load_checkpoint, read_checkpoint_file, save_checkpoint
 from storage.errors import StorageError
+from storage.manifest import Part, new_attempt
 from storage.policies import LocalPolicy, head_version, publish_policy, resolve_policy
-from storage.policy_copies import find_copy, publish_copy
-from storage.policy_fetch import delta_file, fetch_policy, open_delta
+from storage.policy_copies import find_copy, publish_copy, send_file
+from storage.policy_deltas import delta_file, open_delta
+from storage.policy_fetch import fetch_policy
 from storage.replication import replicate_iteration
 from storage.retention import RetentionRule, apply_retention, collect_orphans
 from storage.rollouts import find_shard, read_rollouts, write_rollouts
@@ -124,14 +126,25 @@ class World:
             if find_copy(region, policy) is not None:
                 return
             bases = [LocalPolicy(resolve_policy(home, RUN, v), self.disk / str(v)) for v in self._cached(home, version)]
-            fetched = fetch_policy([home], policy, self.disk / str(version), bases, link=LINK)
-            delta = base = None
+            base, attempt, sent = None, new_attempt(), set[str]()
+            if policy.delta is not None and version % ANCHOR_EVERY:
+                base = find_copy(region, resolve_policy(home, RUN, version - 1))
+
+            def pass_on(part: Part, path: Path) -> None:
+                if base is None:
+                    send_file(region, policy, part, path, attempt)
+                    sent.add(part.name)
+
+            fetched = fetch_policy(
+                [home], policy, self.disk / str(version), bases, deltas=self.disk / "deltas", link=LINK, proved=pass_on
+            )
+            delta = None
             if policy.delta is not None:
                 open_delta(home, policy, self.disk / "deltas", LINK)
                 delta = delta_file(policy, self.disk / "deltas")
-                before = resolve_policy(home, RUN, version - 1)
-                base = None if version % ANCHOR_EVERY == 0 else find_copy(region, before)
-            publish_copy(region, fetched.local, policy, delta=delta, base=base, created_by="t")
+            publish_copy(
+                region, fetched.local, policy, delta=delta, base=base, created_by="t", attempt=attempt, sent=sent
+            )
 
         return run
 

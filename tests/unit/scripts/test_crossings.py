@@ -15,7 +15,8 @@ from scripts.regions.layout import Regions, Way, planned
 from storage.layout import iteration_record, lease, policy_folder, run_record, shard_folder
 from storage.policies import DELTA_PART, LocalPolicy, Policy, publish_policy
 from storage.policy_copies import publish_copy
-from storage.policy_fetch import delta_file, fetch_policy, open_delta
+from storage.policy_deltas import delta_file, open_delta
+from storage.policy_fetch import fetch_policy
 from storage.replication import replicate_iteration
 from storage.rollouts import write_rollouts
 from tests.helpers.storage_builders import RUN, rollout_rows

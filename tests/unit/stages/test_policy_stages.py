@@ -221,16 +221,24 @@ def _publish_chain(context: StageContext, versions: int) -> None:
         base = LocalPolicy(policy, folder)
 
 
-def test_weight_sync_sends_deltas_between_anchors(tmp_path: Path) -> None:
-    """Version 0 arrives whole, 1 and 2 as deltas; readers of the region get the same bytes from either."""
+def test_weight_sync_sends_deltas_between_anchors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1 arrives whole, 2 and 3 as deltas; readers of the region get the same bytes from either."""
     run = make_run(tmp_path)
     home = make_context(run, tmp_path, "weight_sync", 0)
-    outcomes = []
+    outcomes, sent = [], list[set[str]]()
+
+    def noting(*arguments: object, **named: object) -> object:
+        sent.append(set(named["sent"]))  # type: ignore[call-overload]
+        return publish_copy(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(weight_sync, "publish_copy", noting)
     for k in range(3):
         _publish_chain(home, k + 2)
         outcomes.append(weight_sync.run_stage(make_context(run, tmp_path, "weight_sync", k, "b0", region="b")))
 
     assert [outcome.metrics["form"] for outcome in outcomes] == ["whole", "deltas", "deltas"]
+    # Only the files of a whole version go on while others arrive.
+    assert sent == [{part.name for part in resolve_policy(home.home, "r", 1).files}, set(), set()]
     whole, delta = outcomes[0].metrics["bytes"], outcomes[1].metrics["bytes"]
     assert isinstance(whole, int)
     assert isinstance(delta, int)

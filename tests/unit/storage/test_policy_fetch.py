@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,12 +12,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from storage.errors import CorruptObjectError, DeltaMismatchError, ObjectMissingError
+from storage.errors import (
+    CorruptObjectError,
+    DeltaMismatchError,
+    ObjectMissingError,
+    PermissionDeniedError,
+    StoreFullError,
+)
 from storage.layout import manifest_key, policy_folder
-from storage.manifest import find_valid
+from storage.manifest import Part, find_valid
 from storage.policies import DELTA_PART, LocalPolicy, Policy, publish_policy, resolve_policy
-from storage.policy_copies import bases_needed, find_copy, publish_copy
-from storage.policy_fetch import FetchedPolicy, delta_file, fetch_policy, find_chain, local_policy_folder, open_delta
+from storage.policy_copies import bases_needed, find_copy, publish_copy, send_file
+from storage.policy_deltas import delta_file, open_delta
+from storage.policy_fetch import FetchedPolicy, fetch_policy, find_chain, local_policy_folder
 from storage.store import Store, open_store
 from storage.transfer import Link
 from tests.helpers.dict_store import DictStore
@@ -189,6 +199,62 @@ def test_copy_of_other_weights_is_not_taken(home: Store, region: Store, tmp_path
 def test_nothing_to_fetch_from_is_an_error(home: Store, tmp_path: Path) -> None:
     with pytest.raises(ObjectMissingError, match="no store to fetch it from"):
         fetch_policy([], resolve_policy(home, RUN, 2), tmp_path / "x")
+
+
+def test_files_of_a_whole_version_go_on_into_the_region_while_the_next_one_arrives(tmp_path: Path) -> None:
+    far, region, is_sent = DictStore("far"), FaultyStore(DictStore("region")), threading.Event()
+    publish_policy(far, RUN, 0, files_of(0), created_by="t")
+    wanted = resolve_policy(far, RUN, 0)
+
+    class LastComesLate(FaultyStore):
+        """Gives nothing of the last file before the one before is in the region."""
+
+        def read_range(self, key: str, start: int, length: int) -> bytes:
+            assert not key.endswith("template.jinja") or is_sent.wait(60)
+            return super().read_range(key, start, length)
+
+    def pass_on(part: Part, path: Path) -> None:
+        send_file(region, wanted, part, path, "a1")
+        assert find_copy(region, wanted) is None  # nobody sees a version before its last file is proved
+        sent.add(part.name)
+        if part.name == "model.safetensors":
+            is_sent.set()
+
+    sent: set[str] = set()
+    found = fetch_policy([LastComesLate(far)], wanted, tmp_path / "0", proved=pass_on)
+    assert (found.form, sent) == ("whole", set(files_of(0)))
+    publish_copy(region, found.local, wanted, delta=None, base=None, created_by="t", attempt="a1", sent=sent)
+    assert [name for name, _ in region.calls].count("publish_file") == len(sent)
+    assert find_valid(region, policy_folder(RUN, 0), is_hash_checked=True) is not None
+    assert content(fetch(region, 0, tmp_path / "machine").local.folder) == files_of(0)
+
+
+def test_region_that_takes_no_file_stops_the_fetch(tmp_path: Path) -> None:
+    far = DictStore("far")
+    publish_policy(far, RUN, 0, files_of(0), created_by="t")
+
+    def refused(part: Part, path: Path) -> None:
+        raise PermissionDeniedError("no")
+
+    with pytest.raises(PermissionDeniedError):
+        fetch_policy([far], resolve_policy(far, RUN, 0), tmp_path / "0", proved=refused)
+    assert not (tmp_path / "0").exists()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota")])
+def test_full_disk_of_this_machine_is_typed_and_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    far = DictStore("far")
+    publish_policy(far, RUN, 0, files_of(0), created_by="t")
+
+    def full(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StoreFullError, match=rf"cannot write file://{tmp_path}.*no space left; free some"):
+        fetch_policy([far], resolve_policy(far, RUN, 0), tmp_path / "0")
+    assert not (tmp_path / "0").exists()
 
 
 def test_killed_fetch_of_a_whole_version_goes_on(tmp_path: Path) -> None:
