@@ -130,8 +130,10 @@ def bases_needed(store: Store, run: str, versions: Collection[int]) -> set[int]:
     for version in versions:
         try:
             needed.update(bases_of(store, resolve_policy(store, run, version)))
-        except (ObjectMissingError, CorruptObjectError):
+        except ObjectMissingError:
             continue  # nothing can be made from it any more
+        except CorruptObjectError:
+            needed.update(range(max(0, version - MAX_CHAIN), version))  # it may have been read badly
     return needed
 
 

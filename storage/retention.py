@@ -240,21 +240,22 @@ def _leased(store: Store, run: str, now: datetime) -> set[str]:
 def _unneeded(stores: Sequence[Store], run: str, rule: RetentionRule) -> set[str]:
     """Return the folders of committed versions that nothing but a lease keeps and a newer complete one follows.
 
-    The last store is the home region's: what is complete there decides.
+    The last store is the home region's: what is complete there decides. A version that seems broken now may have been
+    read badly: it stays as long as the rule would keep it, beside as many that are whole.
     """
     home = stores[-1]
     head = head_version(home, run)
     policies = _committed(stores, policies_folder(run))
     unreported = _unreported(home, run, policies)
     complete = {v for v in policies if find_valid(home, policy_folder(run, v)) is not None}
-    keep = kept_versions(complete, rule, head=head) | unreported
+    keep = unreported.union(*(kept_versions(versions, rule, head=head) for versions in (complete, policies)))
     unneeded = {policy_folder(run, v) for v in policies - keep if v < max(complete, default=-1)}
     critics = {*unreported, *rule.keep_always}
     resumable = ((checkpoints_folder, checkpoint_folder, set[int]()), (critics_folder, critic_folder, critics))
     for base_of, folder_of, keep in resumable:
         points = _committed([home], base_of(run))
         complete = {v for v in points if find_valid(home, folder_of(run, v)) is not None}
-        kept = _kept_points(complete, rule, head) | keep
+        kept = keep.union(*(_kept_points(versions, rule, head) for versions in (complete, points)))
         unneeded |= {folder_of(run, v) for v in points - kept if v < max(complete, default=-1)}
     return unneeded
 

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from storage.errors import (
     ObjectMissingError,
     PermissionDeniedError,
     StoreFullError,
+    TransientStorageError,
 )
 from storage.layout import manifest_key, policy_folder
 from storage.manifest import Part, find_valid
@@ -25,11 +27,13 @@ from storage.policies import DELTA_PART, LocalPolicy, Policy, publish_policy, re
 from storage.policy_copies import bases_needed, find_copy, publish_copy, send_file
 from storage.policy_deltas import delta_file, open_delta
 from storage.policy_fetch import FetchedPolicy, fetch_policy, find_chain, local_policy_folder
+from storage.retention import RetentionRule, apply_retention
+from storage.runs import IterationRecord, write_iteration
 from storage.store import Store, open_store
 from storage.transfer import Link
 from tests.helpers.dict_store import DictStore
-from tests.helpers.faulty_store import Crash, FaultyStore
-from tests.helpers.storage_builders import RUN
+from tests.helpers.faulty_store import Crash, Fault, FaultyStore
+from tests.helpers.storage_builders import NOW, RUN
 
 
 def files_of(version: int) -> dict[str, bytes]:
@@ -174,6 +178,22 @@ def test_region_holds_anchors_and_deltas_and_serves_every_version(home: Store, r
         found = fetch(home, version, tmp_path / "machine", stores=[region])
         assert content(found.local.folder) == files_of(version)
         assert found.form == ("whole" if version == 1 else "deltas")
+
+
+def test_what_retention_reads_badly_in_a_region_costs_no_copy_its_base(home: Store, tmp_path: Path) -> None:
+    region, rule = DictStore("region"), RetentionRule(keep_newest=2, keep_always=())
+    for version in range(1, 5):
+        copy(home, region, version, tmp_path, is_anchor=version == 1)
+        write_iteration(home, IterationRecord(run=RUN, iteration=version - 1))
+    counting, objects = FaultyStore(region), dict(region.objects)
+    apply_retention(home, RUN, rule, NOW, copies=[counting])
+    assert set(bases_needed(region, RUN, [3, 4])) == {1, 2, 3}
+    for at in range(len(counting.calls)):
+        region.objects = dict(objects)
+        with suppress(TransientStorageError, CorruptObjectError):
+            apply_retention(home, RUN, rule, NOW, copies=[FaultyStore(region, at, Fault.SHORT)])
+        for version in (3, 4):
+            assert find_copy(region, resolve_policy(home, RUN, version)) is not None, at
 
 
 def test_copy_whose_base_is_gone_is_replaced_by_a_whole_one(home: Store, region: Store, tmp_path: Path) -> None:

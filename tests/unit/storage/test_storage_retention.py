@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from storage.checkpoints import load_checkpoint, read_index, save_checkpoint
 from storage.critics import publish_critic
-from storage.errors import CorruptObjectError, InvalidInputError, ObjectMissingError
+from storage.errors import CorruptObjectError, InvalidInputError, ObjectMissingError, TransientStorageError
 from storage.layout import checkpoint_folder, critic_folder, lease, policy_folder, retention_ledger
 from storage.leases import RetentionLedger, live_leases, read_ledger, release_lease, take_lease
 from storage.manifest import find_valid
@@ -20,6 +21,7 @@ from storage.retention import RetentionRule, apply_retention, collect_orphans, k
 from storage.rollouts import read_rollouts
 from storage.runs import IterationRecord, write_iteration
 from storage.store import Store, open_store
+from tests.helpers.dict_store import DictStore
 from tests.helpers.faulty_store import Crash, Fault, FaultyStore
 from tests.helpers.storage_builders import NOW, RUN, policy_files, write_iteration_data
 
@@ -101,6 +103,31 @@ def test_c6_damaged_newest_does_not_count(store: Store) -> None:
     report = apply_retention(store, RUN, RetentionRule(keep_newest=1, keep_always=()), NOW)
     assert report.deleted == [policy_folder(RUN, 1)]
     assert _there(store, range(1, 4)) == [2]
+
+
+def test_what_one_pass_reads_badly_it_does_not_delete() -> None:
+    """A manifest of which half arrived looks like that of a broken version; the pass must not act on that alone."""
+    whole, rule = DictStore("whole"), RetentionRule(keep_newest=2, keep_checkpoints=2, keep_always=())
+    _policies(whole, range(1, 5))
+    for version in range(1, 5):
+        _checkpoint(whole, version)
+
+    def copied() -> DictStore:
+        store = DictStore("copy")
+        store.objects = dict(whole.objects)
+        return store
+
+    counting = FaultyStore(copied())
+    apply_retention(counting, RUN, rule, NOW)
+    for at in range(len(counting.calls)):
+        store = copied()
+        with suppress(TransientStorageError, CorruptObjectError):
+            apply_retention(FaultyStore(store, at, Fault.SHORT), RUN, rule, NOW)
+        assert {3, 4} <= set(_there(store, range(1, 5))), at
+        assert {3, 4} <= set(read_index(store, RUN)), at
+        assert all(find_valid(store, checkpoint_folder(RUN, version)) for version in (3, 4)), at
+        apply_retention(store, RUN, rule, NOW)
+        assert (_there(store, range(1, 5)), read_index(store, RUN)) == ([3, 4], (3, 4)), at
 
 
 def test_policies_and_resume_points_have_their_own_numbers_to_keep(store: Store) -> None:
