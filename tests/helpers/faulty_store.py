@@ -39,7 +39,7 @@ class Fault(StrEnum):
     SHORT = "short"
     """A read gives half of the bytes; others: as FAIL."""
     INTERLEAVE = "interleave"
-    """Somebody else does something (``between``) just before the call."""
+    """Somebody else does something (``between``), or time passes, just before the call."""
 
 
 _ANSWERS = {Fault.REORDER: ("list",), Fault.SHORT: ("read_bytes", "read_range")}
