@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from plans.errors import SearchError
@@ -16,13 +18,29 @@ except ImportError as error:
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
+def stamp_of(folder: Path) -> str:
+    """Return the SHA-256 (hex) of all compiled packages below a folder: names and contents of their sources."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*/compiled/*.py")):
+        digest.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+_STAMP = stamp_of(Path(__file__).parents[2])
+
+
 def compiled(function: FunctionT) -> FunctionT:
     """Return the function as machine code, made at its first call and kept beside the source for later processes.
 
-    Where neither the folder of the source nor the user's cache folder can be written, every process compiles anew.
+    What was kept is good for exactly these sources of all compiled functions: a caller holds the code of what it calls,
+    and numba would look at the caller's own file only. Where neither the folder of the source nor the user's cache
+    folder can be written, every process compiles anew.
     """
     try:
-        return cast("FunctionT", njit(cache=True, error_model="numpy")(function))
+        made: Any = njit(cache=True, error_model="numpy")(function)
+        if made is not function:
+            made._cache._cache_file._source_stamp = _STAMP  # numba has no public way to say it
+        return cast("FunctionT", made)
     except RuntimeError:  # numba found no folder for its cache
         return cast("FunctionT", njit(error_model="numpy")(function))
 
