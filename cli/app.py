@@ -26,6 +26,7 @@ GROUPS: Final[tuple[tuple[str, str | None], ...]] = (
     ("cli.run_control", None),
     ("cli.rewind", None),
     ("cli.fork", None),
+    ("cli.export", None),
     ("cli.machines", None),
     ("cli.doctor", None),
     ("cli.runs", None),

@@ -35,7 +35,7 @@ from storage.store import Store, open_store
 
 app = typer.Typer()
 
-OWN_FACTS = ("weights_hash", "delta", "files")
+OWN_FACTS = ("weights_hash", "delta", "files", "adapter")
 """Facts of a policy's manifest that its publisher finds anew."""
 
 FIXED_SECTIONS = ("source", "data", "template")
@@ -139,6 +139,7 @@ def copy_version(source: Store, parent: str, target: Store, run: ResolvedRun, ve
                 target, run.name, number, _files(local), created_by="fork",
                 metadata={n: value for n, value in policy.manifest.metadata.items() if n not in OWN_FACTS},
                 is_head=number == version,
+                adapter_base=None if policy.adapter is None else resolve_policy(target, run.name, 0),
             )  # fmt: skip
 
 
@@ -200,6 +201,8 @@ def _check_change(before: TrainingJob, after: TrainingJob, run: str) -> None:
     changed = [name for name in FIXED_SECTIONS if getattr(before, name) != getattr(after, name)]
     if before.planner.models != after.planner.models:
         changed.append("models")
+    if before.engines.training.lora != after.engines.training.lora:
+        changed.append("engines.training.lora")
     if changed:
         raise InputError(
             f"A fork of run {run} can't change {', '.join(changed)}: its first version and data come from that run; "

@@ -13,6 +13,7 @@ from stages.engines.file_lock import exclusive
 from stages.errors import ContractError
 from stages.policy_files import policy_at_home
 from stages.rollout_shards import region_stores
+from storage.adapter_policies import base_of
 from storage.checkpoints import load_checkpoint
 from storage.errors import CorruptObjectError
 from storage.layout import (
@@ -48,6 +49,9 @@ def run_stage(context: StageContext) -> StageOutcome:
                     "repeat stage train.",
                     key=policy_folder(run, version),
                 )
+            policy = policy_at_home(context, version)
+            if policy.adapter is not None:
+                base_of(home, policy)
             load_checkpoint(home, run, version, config_hash=context.job.fingerprint)
             if context.job.ppo is not None:
                 _verify_critic(context, version)

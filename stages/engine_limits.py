@@ -48,7 +48,8 @@ def machines_without_address(cluster: Cluster) -> list[str]:
 def engine_limits(job: TrainingJob, cluster: Cluster) -> Limits:
     """Return the limits of every task of a job on a cluster.
 
-    The policy's training spreads over machines where each can reach the others.
+    The policy's training spreads over machines where each can reach the others; that of adapters, which is seen to work
+    on one machine only, does not.
     """
     by_kind = {
         TaskKind.GENERATION: _GENERATION[job.engines.generation.name],
@@ -63,7 +64,8 @@ def engine_limits(job: TrainingJob, cluster: Cluster) -> Limits:
     # The first critic is made from the first policy, by one stage on one machine.
     training = frozenset(task for task in tasks if task.kind is TaskKind.TRAINING)
     limits = {task: by_task.get(task, by_kind[task.kind]) for task in tasks}
-    if len(training) == 1 and not machines_without_address(cluster):
+    is_whole = job.engines.training.lora is None
+    if len(training) == 1 and is_whole and not machines_without_address(cluster):
         alone = limits[RlTask.ACTOR_TRAINING]
         limits[RlTask.ACTOR_TRAINING] = replace(alone, is_on_one_machine=False)
     return Limits(limits, together=training if len(training) > 1 else frozenset())

@@ -29,9 +29,10 @@ from stages.engines.launch import EngineLaunch, EngineRecord, Role
 from stages.engines.manager import EngineManager
 from stages.errors import ContractError, WeightMismatchError
 from stages.gang_layout import GangLayout, gang_layout, has_several_machines
-from stages.policy_files import policy_at_home, policy_directory
+from stages.policy_files import loadable_policy, policy_at_home, policy_directory
 from stages.sharding import machine_of
 from stages.single_machine_plan import CPU
+from stages.spec.execution import LoraSpec
 from stages.training_launch import CRITIC_ENGINE, SPLITTING_ENGINES, trainer_options
 from storage.policies import Policy
 
@@ -97,6 +98,7 @@ class EnginePool:
             dtype=job.engines.generation.dtype,
             max_num_seqs=placed.decode_batch or job.planner.generation.max_num_seqs,
             options={**job.engines.generation.options},
+            lora=job.engines.training.lora,
         )
 
     def reference(self, replica: int, policy: Policy) -> RemoteEngine:
@@ -116,8 +118,9 @@ class EnginePool:
         """
         if place is not None:
             return self._acquire(self._gang_launch(place), model_dir)
-        name = self._context.job.engines.training.name
-        return self._acquire(self._training_launch("training", name, RlTask.ACTOR_TRAINING), model_dir)
+        engine = self._context.job.engines.training
+        launch = self._training_launch("training", engine.name, RlTask.ACTOR_TRAINING)
+        return self._acquire(launch.model_copy(update={"lora": engine.lora}), model_dir)
 
     def first_training(self, model_dir: Path) -> RemoteEngine:
         """Return an engine that makes the first version: that of training, or where a gang trains, one process here.
@@ -284,6 +287,7 @@ class EnginePool:
         options: dict[str, object],
         gpus: Sequence[str] | None = None,
         is_checked: bool = True,
+        lora: LoraSpec | None = None,
     ) -> EngineLaunch:
         context = self._context
         machine, lengths, engines = context.machine, context.job.planner.lengths, context.job.engines
@@ -305,6 +309,7 @@ class EnginePool:
                 "max_completion_tokens": lengths.response,
                 "max_num_seqs": max_num_seqs,
                 "options": options,
+                "lora": lora,
                 "idle_timeout_s": engines.idle_timeout_s,
             }
         )
@@ -323,7 +328,7 @@ class EnginePool:
     def _with_weights(self, launch: EngineLaunch, policy: Policy) -> tuple[RemoteEngine, bool]:
         """Return the engine, proved to hold the policy, and whether it had to load it."""
         context = self._context
-        directory = policy_directory(context, policy)
+        files = loadable_policy(context, policy)
         engine = self._acquire(launch, self.base_directory)
         info = engine.info()
         proof = _Proof(context.state_dir, engine, policy)
@@ -332,7 +337,7 @@ class EnginePool:
         context.log("load", role=launch.role, engine=launch.name, version=policy.version)
         try:
             is_urgent = context.job.asynchrony.partial_rollouts
-            engine.load_weights(directory, policy.version, policy.weights_hash, is_urgent=is_urgent)
+            engine.load_weights(files.directory, policy.version, policy.weights_hash, files.base, is_urgent=is_urgent)
             self._prove(engine, policy, context.job.limits.canary_max_logprob_gap)
         except WeightMismatchError:
             self.discard(engine)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stages.engines.protocol import AdapterBase
+from storage.adapter_policies import base_of, prove_adapter
 from storage.checkpoints import Checkpoint
 from storage.errors import CorruptObjectError, ObjectMissingError
 from storage.layout import checkpoint_folder, manifest_key
@@ -21,6 +24,16 @@ if TYPE_CHECKING:
     from stages.context import StageContext
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyFolder:
+    """What engines load of a policy version, proved."""
+
+    directory: Path
+    """The version's files: a model in Hugging Face format, or a PEFT adapter."""
+    base: AdapterBase | None
+    """The whole weights below an adapter; None for a whole version."""
+
+
 def policy_directory(context: StageContext, policy: Policy) -> Path:
     """Return a local directory with a policy's files, in Hugging Face format; they stay while the stage works.
 
@@ -32,6 +45,22 @@ def policy_directory(context: StageContext, policy: Policy) -> Path:
         if (local := _in_place(store, policy)) is not None:
             return local
     return fetch_local(context, policy, nearest_stores(context)).local.folder
+
+
+def loadable_policy(context: StageContext, policy: Policy) -> PolicyFolder:
+    """Return what engines load of a version; of an adapter, base and adapter are proved before an engine is asked.
+
+    Raises:
+        ObjectMissingError: retention has deleted the version or its base, or is about to.
+        CorruptObjectError: base or adapter is not what the version's manifest says.
+    """
+    if policy.adapter is None:
+        return PolicyFolder(policy_directory(context, policy), None)
+    base = base_of(context.home, policy)
+    below = AdapterBase(directory=policy_directory(context, base), weights_hash=base.weights_hash)
+    directory = policy_directory(context, policy)
+    prove_adapter(LocalPolicy(policy, directory))
+    return PolicyFolder(directory, below)
 
 
 def fetch_local(

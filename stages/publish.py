@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from stages.context import StageContext
+from stages.engines.adapter_files import BASE_VERSION
 from stages.engines.canary import CanaryRecord
 from stages.engines.client import RemoteEngine
 from stages.engines.protocol import ScoredTokens
-from stages.policy_files import files_of, keep_local, local_policy
+from stages.policy_files import files_of, keep_local, local_policy, policy_at_home
 from stages.staleness.buffer import RolloutBuffer
 from storage.checkpoints import save_checkpoint
 from storage.policies import LocalPolicy, Policy, publish_policy
@@ -80,6 +81,7 @@ def publish_version(
                 is_head=is_head,
                 attempt=context.request.attempt,
                 base=_delta_base(context, version),
+                adapter_base=_adapter_base(context, version),
             )
         keep_local(context, policy, policy_dir)
         return policy
@@ -112,8 +114,16 @@ def _work_folder(context: StageContext, version: int) -> Path:
     return work
 
 
+def _adapter_base(context: StageContext, version: int) -> Policy | None:
+    """Return what the version is an adapter on: always the same one, so that no chain grows; None where it is whole."""
+    is_whole = context.job.engines.training.lora is None or version == BASE_VERSION
+    return None if is_whole else policy_at_home(context, BASE_VERSION)
+
+
 def _delta_base(context: StageContext, version: int) -> LocalPolicy | None:
     """Return the version before, if somebody in another region (or on another machine) is served by a delta from it."""
+    if context.job.engines.training.lora is not None:
+        return None
     is_anchor = version % context.job.storage.anchor_every == 0
     is_in_place = context.home.local_path(context.run.name) is not None
     if is_anchor or (is_in_place and len({*context.run.roots.values()}) == 1):

@@ -24,7 +24,7 @@ from stages.errors import ContractError, NumericsError, WeightMismatchError
 from stages.gang import Gang, gang_of
 from stages.generate import run_prompts
 from stages.kl_state import KL_WEIGHT_KEY, kl_control, kl_weight_of, with_kl_weight
-from stages.policy_files import checkpoint_directory, policy_at_home, policy_directory
+from stages.policy_files import checkpoint_directory, loadable_policy, policy_at_home
 from stages.publish import publish_version, save_for_lead
 from stages.rollout_shards import Shard, find_in_regions
 from stages.staleness.ages import age_metrics
@@ -199,10 +199,10 @@ def load_version(context: StageContext, engine: RemoteEngine, policy: Policy, da
             dataset_fingerprint=dataset_fingerprint,
         )
         context.log("load", role="training", version=policy.version)
+        files = loadable_policy(context, policy)
         engine.load_checkpoint(
-            policy_directory(context, policy), checkpoint_directory(context, checkpoint), policy.version,
-            policy.weights_hash,
-        )  # fmt: skip
+            files.directory, checkpoint_directory(context, checkpoint), policy.version, policy.weights_hash, files.base
+        )
         try:
             gap = context.job.limits.canary_max_logprob_gap
             check_canary(record, engine.score(record.rows), max_gap=gap, engine=engine.record.describe())

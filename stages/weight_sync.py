@@ -12,6 +12,7 @@ from stages.context import StageContext, StageOutcome
 from stages.errors import ContractError
 from stages.policy_files import fetch_local, policy_at_home
 from stages.sharding import local_replicas
+from storage.adapter_policies import base_of
 from storage.errors import CorruptObjectError, ObjectMissingError
 from storage.layout import manifest_key, policy_folder
 from storage.manifest import Part
@@ -37,6 +38,7 @@ def run_stage(context: StageContext) -> StageOutcome:
             "stage commit_policy first."
         )
     policy = policy_at_home(context, head)
+    below = _copy(context, base_of(context.home, policy)) if policy.adapter is not None else None
     copied = _copy(context, policy)
     loaded = [replica for replica in _replicas(context) if _load(context, replica)]
     metrics: dict[str, JsonValue] = {
@@ -44,6 +46,8 @@ def run_stage(context: StageContext) -> StageOutcome:
         "policy_version": policy.version,
         "weights_hash": policy.weights_hash,
         "bytes": copied.num_bytes if copied is not None else 0,
+        # Of an adapter's base, which is copied once and is there when the next adapter comes.
+        "base_bytes": below.num_bytes if below is not None else 0,
         "form": copied.form if copied is not None else None,
         "doubts": [*copied.doubts] if copied is not None else [],
         "engines": len(loaded),

@@ -3,7 +3,8 @@
 The head never goes back, except by an explicit rollback record (T9). Version k is the policy that iteration k
 starts from; version 0 is the initial policy. A version may carry a delta from the version before it
 (``storage.weight_delta``), and a region's copy may hold only that (``storage.policy_copies``); what a version
-consists of is the same either way. ``storage.policy_fetch`` brings one to this machine.
+consists of is the same either way. Or a version is an adapter on a whole one (``storage.adapter_policies``).
+``storage.policy_fetch`` brings one to this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from storage.errors import CorruptObjectError, InvalidInputError, ObjectMissingE
 from storage.layout import manifest_key, policy_folder, policy_head
 from storage.manifest import Manifest, Part, PartSource, commit, find_valid, load_manifest
 from storage.store import Store
-from storage.weights_hash import combined_hash, tensor_digests
+from storage.weights_hash import adapter_hash, combined_hash, tensor_digests
 
 POLICY_KIND = "policy"
 HEAD_FORMAT = "motley.policy_head/1"
@@ -60,8 +61,8 @@ class PolicyHead(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaLink:
-    """What the delta that a version carries starts from."""
+class BaseLink:
+    """What a version's delta, or its adapter, starts from."""
 
     base_version: int
     """Policy version of the base."""
@@ -84,8 +85,10 @@ class Policy:
     files: tuple[Part, ...]
     """The files that the version consists of. Those of a whole version are parts of its manifest; of a copy that
     holds a delta only, they say what must come out of it."""
-    delta: DeltaLink | None = None
+    delta: BaseLink | None = None
     """The delta that it carries, if any."""
+    adapter: BaseLink | None = None
+    """Where the files are an adapter, the whole version that it belongs to."""
 
     @property
     def is_whole(self) -> bool:
@@ -125,6 +128,7 @@ def publish_policy(
     is_head: bool = True,
     attempt: str | None = None,
     base: LocalPolicy | None = None,
+    adapter_base: Policy | None = None,
 ) -> Policy:
     """Commit a policy version and make it the head. Publishing the same tensors and files again is success.
 
@@ -132,21 +136,27 @@ def publish_policy(
         store: Where to.
         run: Run name.
         version: Policy version; must not be below the head unless it is committed with the same content already.
-        files: A whole model directory by file name: ``*.safetensors`` and configuration, tokenizer, template ...
+        files: A whole model directory by file name: ``*.safetensors`` and configuration, tokenizer, template ...; or an
+            adapter's.
         created_by: Who publishes.
         metadata: JSON-able extras (iteration, optimizer step, dtype ...).
         is_head: Also advance the head to this version.
         attempt: Token of this attempt; default a fresh one.
         base: The version before, on this machine: the new one then carries a delta from it, if that is much smaller.
+        adapter_base: The files are an adapter on this version, which is whole; there is no delta then.
 
     Raises:
         AlreadyPublishedError: The version is committed with other content.
         PolicyVersionError: The version is below the head and was never committed.
+        ObjectMissingError: The adapter's base is not committed.
         CorruptObjectError: A safetensors file is truncated or malformed; nothing is published.
-        InvalidInputError: No safetensors file.
+        InvalidInputError: No safetensors file, or a base that no adapter can belong to.
     """
     if DELTA_PART in files:
         message = f"policy version {version}: file name {DELTA_PART} is kept for the delta; name the file otherwise"
+        raise InvalidInputError(message)
+    if base is not None and adapter_base is not None:
+        message = f"policy version {version}: an adapter has no delta; give base or adapter_base"
         raise InvalidInputError(message)
     digests = tensor_digests(files)
     folder = policy_folder(run, version)
@@ -158,7 +168,7 @@ def publish_policy(
         )
         raise PolicyVersionError(message, key=folder)
     sources = {name: PartSource(data) for name, data in files.items()}
-    extras: dict[str, Any] = {"weights_hash": combined_hash(digests)}
+    extras = _weights_facts(store, run, version, digests, adapter_base)
     delta = None if base is None else _delta_from(base, files, digests)
     if base is not None and delta is not None:
         sources[DELTA_PART] = PartSource(delta, is_derived=True)
@@ -267,6 +277,24 @@ def num_rollbacks(head: PolicyHead | None, version: int) -> int:
     return 0 if head is None else sum(entry.to_version < version for entry in head.rollbacks)
 
 
+def _weights_facts(
+    store: Store, run: str, version: int, digests: Mapping[str, str], base: Policy | None
+) -> dict[str, Any]:
+    """Return what a manifest says of the tensors; an adapter's base is looked up, since it must be there first."""
+    if base is None:
+        return {"weights_hash": combined_hash(digests)}
+    found = resolve_policy(store, run, base.version)
+    if found.weights_hash != base.weights_hash or found.adapter is not None or base.version >= version:
+        message = (
+            f"policy version {version} of run {run} can't be an adapter on version {base.version} with weights "
+            f"{base.weights_hash[:12]}: its base is an earlier version of the same run with whole weights, and "
+            f"{store.url} has {found.weights_hash[:12]} there"
+        )
+        raise InvalidInputError(message)
+    link = {"base_version": base.version, "base_weights_hash": base.weights_hash, "tensors": dict(digests)}
+    return {"weights_hash": adapter_hash(base.weights_hash, digests), "adapter": link}
+
+
 def _delta_from(base: LocalPolicy, files: Mapping[str, bytes | Path], digests: Mapping[str, str]) -> bytes | None:
     from storage.weight_delta import encode_delta  # numpy: the Airflow side reads heads only
 
@@ -279,18 +307,21 @@ def _policy(store: Store, run: str, version: int, manifest: Manifest) -> Policy:
         message = f"{store.url}/{manifest.key} is no manifest of policy version {version}; run `motley verify`"
         raise CorruptObjectError(message, key=manifest_key(policy_folder(run, version)))
     try:
-        return Policy(run, version, digest, manifest, *_form_of(manifest))
+        return Policy(run, version, digest, manifest, *_form_of(manifest), _link(manifest.metadata.get("adapter")))
     except (KeyError, TypeError, ValueError) as error:
         message = f"{store.url}/{manifest.key}: what it says of its files or its delta is damaged ({error!r})"
         raise CorruptObjectError(message, key=manifest.key) from error
 
 
-def _form_of(manifest: Manifest) -> tuple[tuple[Part, ...], DeltaLink | None]:
+def _link(raw: Mapping[str, Any] | None) -> BaseLink | None:
+    return None if raw is None else BaseLink(int(raw["base_version"]), str(raw["base_weights_hash"]))
+
+
+def _form_of(manifest: Manifest) -> tuple[tuple[Part, ...], BaseLink | None]:
     """Return the files that a version consists of, and what its delta starts from."""
-    raw = manifest.metadata.get("delta")
-    if raw is None:
+    link = _link(manifest.metadata.get("delta"))
+    if link is None:
         return manifest.parts, None
-    link = DeltaLink(int(raw["base_version"]), str(raw["base_weights_hash"]))
     if (files := manifest.metadata.get("files")) is not None:
         return tuple(Part.model_validate(part) for part in files), link
     return tuple(part for part in manifest.parts if part.name != DELTA_PART), link

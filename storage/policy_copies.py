@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from storage.adapter_policies import base_of
 from storage.errors import CorruptObjectError, ObjectMissingError
 from storage.layout import data_key, manifest_key, policy_folder
 from storage.manifest import Part, PartSource, commit, find_valid
@@ -106,14 +107,20 @@ def find_copy(store: Store, home: Policy) -> Policy | None:
 
 
 def bases_of(store: Store, policy: Policy) -> list[int]:
-    """Return the versions that a region's copy is made from, newest first; none for a whole one.
+    """Return the versions that a store's version is made from, newest first; none for a whole one.
+
+    A copy that holds a delta only, and an adapter, need others of the same store.
 
     Raises:
         ObjectMissingError: One of them is gone.
-        CorruptObjectError: One of them has other weights than the delta starts from.
+        CorruptObjectError: One of them has other weights than delta or adapter start from, or adapters are stacked.
     """
     versions = []
-    while not policy.is_whole:
+    while policy.adapter is not None or not policy.is_whole:
+        if policy.adapter is not None:
+            policy = base_of(store, policy)
+            versions.append(policy.version)
+            continue
         link = policy.delta
         before = resolve_policy(store, policy.run, link.base_version) if link is not None else None
         if link is None or before is None or before.weights_hash != link.base_weights_hash:
@@ -133,7 +140,8 @@ def bases_needed(store: Store, run: str, versions: Collection[int]) -> set[int]:
         except ObjectMissingError:
             continue  # nothing can be made from it any more
         except CorruptObjectError:
-            needed.update(range(max(0, version - MAX_CHAIN), version))  # it may have been read badly
+            # It may have been read badly; a run's adapters are all on version 0.
+            needed.update({0, *range(max(0, version - MAX_CHAIN), version)})
     return needed
 
 

@@ -28,7 +28,7 @@ from storage.store import Store
 from storage.transfer import Link, download_part
 from storage.weight_delta import MAX_FRACTION
 
-Form = Literal["present", "in_place", "deltas", "whole"]
+Form = Literal["present", "in_place", "deltas", "whole", "adapter"]
 
 Proved = Callable[[Part, Path], None]
 """Told on another thread of a file whose bytes are proved, while the next one arrives; it stays there meanwhile."""
@@ -41,7 +41,7 @@ class FetchedPolicy:
     local: LocalPolicy
     """The version and its folder."""
     form: Form
-    """`present`: it was there; `in_place`: the store's own folder; `deltas` or `whole`: what was read."""
+    """`present`: it was there; `in_place`: the store's own folder; `deltas`, `whole` or `adapter`: what was read."""
     num_bytes: int = 0
     """Bytes read from stores."""
     doubts: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ def fetch_policy(
     doubts: list[str] = []
     last: CorruptObjectError | ObjectMissingError | None = None
     for store in stores:
-        for form in ("deltas", "whole"):
+        for form in _forms(wanted):
             try:
                 policy = _same_policy(store, wanted)
                 if form == "deltas":
@@ -145,6 +145,11 @@ def find_chain(store: Store, policy: Policy, bases: Sequence[LocalPolicy]) -> _C
         if before.is_whole and not policy.is_whole:
             return _Chain(None, links, before)
         links.insert(0, before)
+
+
+def _forms(wanted: Policy) -> tuple[Literal["deltas", "whole", "adapter"], ...]:
+    """Return the ways to fetch a version, best first; an adapter's files are small and taken as they are."""
+    return ("deltas", "whole") if wanted.adapter is None else ("adapter",)
 
 
 def _same_policy(store: Store, wanted: Policy) -> Policy:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from pydantic import BaseModel
 
 from storage import layout
+from storage.adapter_policies import base_of
 from storage.alerts import ALERT_FORMAT, Alert
 from storage.checkpoints import INDEX_FORMAT, CheckpointIndex
 from storage.critics import resolve_critic
@@ -222,7 +223,9 @@ def _content_faults(store: Store, parsed: ParsedKey, manifest: Manifest) -> Iter
             for part in manifest.parts:
                 read_table(store, part, family, required)
         elif parsed.kind is Kind.POLICY and parsed.number is not None:
-            resolve_policy(store, parsed.run, parsed.number)
+            policy = resolve_policy(store, parsed.run, parsed.number)
+            if policy.adapter is not None:
+                base_of(store, policy)
         elif parsed.kind is Kind.CRITIC and parsed.number is not None:
             resolve_critic(store, parsed.run, parsed.number)
     except (StorageError, ValueError) as error:

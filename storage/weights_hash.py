@@ -91,6 +91,11 @@ def combined_hash(digests: Mapping[str, str]) -> str:
     return total.hexdigest()
 
 
+def adapter_hash(base_weights_hash: str, digests: Mapping[str, str]) -> str:
+    """Return the hash of a model that is a base with an adapter, from the base's hash and the adapter's digests."""
+    return hashlib.sha256(f"adapter {base_weights_hash} {combined_hash(digests)}\n".encode()).hexdigest()
+
+
 def element_bits(dtype: str) -> int | None:
     """Return the bits of an element by the container's name of its type, ``None`` for a type not known here."""
     return _BITS.get(dtype)

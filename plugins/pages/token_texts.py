@@ -28,11 +28,11 @@ class TokenTexts:
         self._lock = threading.Lock()
 
     def of_run(self, run: PageRun) -> Tokenizer | None:
-        """Return the tokenizer of a run's head policy; None where it has no `tokenizer.json` that can be read."""
+        """Return the tokenizer of a run's first policy; None where that has no `tokenizer.json` that can be read."""
         from tokenizers import Tokenizer
 
         try:
-            part = resolve_policy(run.store, run.name).manifest.part(FILE_NAME)
+            part = resolve_policy(run.store, run.name, 0).manifest.part(FILE_NAME)
             with self._lock:
                 if part.sha256 in self._kept:
                     return self._kept[part.sha256]

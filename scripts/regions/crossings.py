@@ -135,11 +135,13 @@ def _shards(store: Store, run: str, iteration: int) -> list[Manifest]:
 
 
 def _form(store: Store, run: str, version: int, weights_hash: str) -> str | None:
-    """Return how a region holds a version: whole, delta, or not at all; None also for other weights."""
+    """Return how a region holds a version: whole, delta, adapter, or not at all; None also for other weights."""
     try:
         policy = resolve_policy(store, run, version)
     except ObjectMissingError:
         return None
     if policy.weights_hash != weights_hash:
         return None
+    if policy.adapter is not None:
+        return "adapter"
     return "whole" if policy.is_whole else "delta"

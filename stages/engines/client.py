@@ -12,6 +12,7 @@ import httpx
 from stages.engines.launch import EngineRecord
 from stages.engines.process import find_process, log_tail
 from stages.engines.protocol import (
+    AdapterBase,
     Completion,
     CriticOutcome,
     CriticTrainingRequest,
@@ -45,13 +46,22 @@ class RemoteEngine:
         """Describe the engine and the weights it holds."""
         return cast("EngineInfo", self._call("info"))
 
-    def load_weights(self, directory: Path, policy_version: int, weights_hash: str, *, is_urgent: bool = False) -> None:
+    def load_weights(
+        self,
+        directory: Path,
+        policy_version: int,
+        weights_hash: str,
+        base: AdapterBase | None = None,
+        *,
+        is_urgent: bool = False,
+    ) -> None:
         """Replace the weights in place; see `ScoringEngine.load_weights`.
 
         Args:
             directory: Where the weights are.
             policy_version: Their version.
             weights_hash: Their hash.
+            base: What they are an adapter on; None where they are whole.
             is_urgent: Interrupt a running `generate`, if the engine can.
         """
         self._call(
@@ -60,6 +70,7 @@ class RemoteEngine:
             directory=directory,
             policy_version=policy_version,
             weights_hash=weights_hash,
+            **_given(base),
         )
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
@@ -71,7 +82,12 @@ class RemoteEngine:
         return cast("list[Completion]", self._call("generate", requests=requests))
 
     def load_checkpoint(
-        self, policy_dir: Path, trainer_dir: Path | None, policy_version: int, weights_hash: str
+        self,
+        policy_dir: Path,
+        trainer_dir: Path | None,
+        policy_version: int,
+        weights_hash: str,
+        base: AdapterBase | None = None,
     ) -> None:
         """Take up a resume point; see `TrainingEngine.load_checkpoint`."""
         self._call(
@@ -80,6 +96,7 @@ class RemoteEngine:
             trainer_dir=trainer_dir,
             policy_version=policy_version,
             weights_hash=weights_hash,
+            **_given(base),
         )
 
     def train(self, request: TrainingRequest) -> TrainingOutcome:
@@ -141,6 +158,11 @@ class RemoteEngine:
             pid=self.record.pid,
             log=str(self.record.log_path),
         )
+
+
+def _given(base: AdapterBase | None) -> dict[str, Any]:
+    """Return the argument where there is one: engines that know no adapters take none."""
+    return {} if base is None else {"base": base}
 
 
 def open_channel(socket: Path) -> httpx.Client:

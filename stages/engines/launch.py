@@ -11,12 +11,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from stages.engines.gang_place import GangPlace
-from stages.spec.execution import Dtype
+from stages.spec.execution import Dtype, LoraSpec
 
 Role = Literal["generation", "scoring", "training", "critic", "reward"]
 """What an engine is for; see `stages.engines.protocol`."""
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Version of the messages between client and host; part of the identity, so old processes are never talked to."""
 
 SOCKET_FOLDER_PREFIX = "motley-engine-"
@@ -54,6 +54,8 @@ class EngineLaunch(BaseModel):
     """Rows in work at once at most; bounds memory and has no influence on the tokens in fp32."""
     options: dict[str, JsonValue] = {}
     """Engine options by the engine's own names."""
+    lora: LoraSpec | None = None
+    """The adapters that policies of the run may be; None where they are whole."""
     idle_timeout_s: float = Field(default=900.0, gt=0)
     """Seconds without requests after which the process ends itself."""
     hub_offline: bool = True

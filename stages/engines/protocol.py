@@ -202,6 +202,16 @@ class CriticOutcome:
     """Rows of the skipped optimizer steps."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterBase:
+    """The whole weights that an adapter belongs to."""
+
+    directory: Path
+    """Model directory in Hugging Face format."""
+    weights_hash: str
+    """Hash of its weights; an engine that holds them keeps them."""
+
+
 class Engine(Protocol):
     """What all roles share."""
 
@@ -217,8 +227,13 @@ class Engine(Protocol):
 class ScoringEngine(Engine, Protocol):
     """Gives log-probs of given tokens."""
 
-    def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
-        """Replace the weights in place; no cache survives. A failure leaves the engine unusable."""
+    def load_weights(
+        self, directory: Path, policy_version: int, weights_hash: str, base: AdapterBase | None = None
+    ) -> None:
+        """Replace the weights in place; no cache survives. A failure half-way leaves the engine unusable.
+
+        With a base, `directory` holds an adapter on it, as the launch's `lora` describes; without, whole weights.
+        """
         ...
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
@@ -242,11 +257,16 @@ class TrainingEngine(ScoringEngine, Protocol):
     """Makes optimizer steps."""
 
     def load_checkpoint(
-        self, policy_dir: Path, trainer_dir: Path | None, policy_version: int, weights_hash: str
+        self,
+        policy_dir: Path,
+        trainer_dir: Path | None,
+        policy_version: int,
+        weights_hash: str,
+        base: AdapterBase | None = None,
     ) -> None:
         """Take weights from `policy_dir`, and optimizer, RNG and step count from `trainer_dir`.
 
-        Without `trainer_dir` the optimizer is fresh.
+        Without `trainer_dir` the optimizer is fresh. With a base, `policy_dir` holds an adapter on it.
         """
         ...
 
@@ -257,7 +277,8 @@ class TrainingEngine(ScoringEngine, Protocol):
     def save(self, policy_dir: Path, trainer_dir: Path, policy_version: int) -> None:
         """Write serving weights and a complete resume point, then hold `policy_version`.
 
-        `policy_dir` is in the format that generation engines load; both directories must not exist yet.
+        `policy_dir` is in the format that generation engines load; both directories must not exist yet. Where the
+        launch has `lora`, version 0 is written whole, with adapters that do nothing yet, and later ones as adapters.
         """
         ...
 

@@ -13,12 +13,14 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from stages.engines.architecture import read_architecture, require_same_architecture
+from stages.engines.adapter_files import validate_adapter
+from stages.engines.architecture import read_architecture, require_same_architecture, unfit_directory
 from stages.engines.causal_model import CausalModel, PaddedTokens
 from stages.engines.engine_state import WeightState
 from stages.engines.generation_wave import GenerationWave, known_tokens
 from stages.engines.launch import EngineLaunch
-from stages.engines.protocol import Completion, EngineInfo, GenerationRequest, ScoredTokens
+from stages.engines.lora import add_adapter, base_state, read_adapter_into, switch_adapter_off
+from stages.engines.protocol import AdapterBase, Completion, EngineInfo, GenerationRequest, ScoredTokens
 from stages.engines.request_checks import check_generation, check_scoring
 from stages.engines.sampling import normalise
 from stages.engines.tiles import TileShape, blocks, grouped, padded_length
@@ -39,6 +41,10 @@ class TransformersEngine:
         self._device = "cuda" if torch.cuda.is_available() and launch.gpus else "cpu"
         self._architecture = read_architecture(model_dir)
         self._model = CausalModel(model_dir, launch.dtype, self._device)
+        if launch.lora is not None:
+            add_adapter(self._model.module, launch.lora)
+            self._model.module.requires_grad_(requires_grad=False)
+        self._base_hash: str | None = None
         self._tile = self._choose_tile()
         self._require_room(model_dir)
         self.weights = WeightState(launch.name)
@@ -65,23 +71,49 @@ class TransformersEngine:
         self.weights.give_up("it was closed")
         del self._model
 
-    def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
-        """Replace the weights in place; nothing is touched unless the directory has exactly this model's tensors.
+    def load_weights(
+        self, directory: Path, policy_version: int, weights_hash: str, base: AdapterBase | None = None
+    ) -> None:
+        """Replace the weights in place; nothing is touched unless directory and base have exactly this model's tensors.
+
+        Of an adapter, the base is read only where the engine holds another one.
 
         Raises:
-            EngineError: The directory doesn't fit (weights left alone), or reading failed half-way (engine unusable).
+            EngineError: A directory doesn't fit (weights left alone), or reading failed half-way (engine unusable).
         """
         self.weights.require_usable()
-        require_same_architecture(directory, self._architecture)
-        state = self._model.module.state_dict()
-        tied = self._tied_names(state)
-        validate_weights(directory, {name: tuple(tensor.shape) for name, tensor in state.items()}, optional=tied)
-        self._require_equal_twins(directory, tied)
+        model = self._model.module
+        if base is not None:
+            if self._launch.lora is None:
+                raise unfit_directory(directory, "it holds an adapter, but this engine was started for whole weights")
+            validate_adapter(directory, self._launch.lora, _shapes(base_state(model)))
+        whole = AdapterBase(directory=directory, weights_hash=weights_hash) if base is None else base
+        is_held = base is not None and self._base_hash == base.weights_hash
+        if not is_held:
+            self._validate_whole(whole.directory)
         with self.weights.replacing(policy_version, weights_hash), torch.inference_mode():
-            for file in weight_files(directory):
-                with safe_open(file, framework="pt") as tensors:
-                    for name in tensors.offset_keys():
-                        state[name].copy_(tensors.get_tensor(name))
+            if not is_held:
+                self._base_hash = None
+                self._read_whole(whole.directory)
+                self._base_hash = whole.weights_hash
+            if base is not None:
+                read_adapter_into(model, directory)
+            elif self._launch.lora is not None:
+                switch_adapter_off(model)
+
+    def _validate_whole(self, directory: Path) -> None:
+        require_same_architecture(directory, self._architecture)
+        state = base_state(self._model.module)
+        tied = self._tied_names(state)
+        validate_weights(directory, _shapes(state), optional=tied)
+        self._require_equal_twins(directory, tied)
+
+    def _read_whole(self, directory: Path) -> None:
+        state = base_state(self._model.module)
+        for file in weight_files(directory):
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.offset_keys():
+                    state[name].copy_(tensors.get_tensor(name))
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Sample one completion per request, in the order of the requests."""
@@ -190,6 +222,10 @@ def _not_begun(weights: tuple[int, str]) -> Completion:
     return Completion(
         token_ids=(), logprobs=(), finish_reason="interrupted", policy_version=version, weights_hash=digest
     )
+
+
+def _shapes(state: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def _are_equal(directory: Path, first: str, second: str) -> bool:

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from stages.engines.architecture import read_architecture, require_same_architecture
+from stages.engines.architecture import read_architecture, require_same_architecture, unfit_directory
 from stages.engines.engine_state import WeightState
 from stages.engines.launch import EngineLaunch
-from stages.engines.protocol import Completion, EngineInfo, GenerationRequest, ScoredTokens
+from stages.engines.protocol import AdapterBase, Completion, EngineInfo, GenerationRequest, ScoredTokens
 from stages.engines.request_checks import check_generation, check_scoring
 from stages.engines.tiles import grouped
+from stages.engines.vllm_adapters import VllmAdapters, adapter_arguments
 from stages.engines.weight_files import read_shapes, validate_weights
 from stages.errors import EngineError
 
@@ -48,6 +49,7 @@ class VllmEngine:
         self._vllm = vllm
         self._require_room(model_dir)
         self._llm = vllm.LLM(**self._arguments(model_dir, options))
+        self._adapters = None if launch.lora is None else VllmAdapters(self._llm, model_dir, launch.lora, self._shapes)
         self._vocabulary = int(str(self._architecture["vocab_size"]))
         self.weights = WeightState(launch.name)
         """Which weights are held."""
@@ -72,22 +74,35 @@ class VllmEngine:
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
 
-    def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
+    def load_weights(
+        self, directory: Path, policy_version: int, weights_hash: str, base: AdapterBase | None = None
+    ) -> None:
         """Replace the weights in place and forget every cached prefix.
 
         The directory is checked first: an exception inside vLLM's worker would end the engine, and a missing path would
-        be taken for a hub id.
+        be taken for a hub id. An engine with adapters keeps the base that it was started with.
 
         Raises:
             EngineError: The directory doesn't fit (weights left alone), or vLLM failed half-way (engine unusable).
         """
         self.weights.require_usable()
+        if self._adapters is not None:
+            self._adapters.check(directory, weights_hash, base)
+            with self.weights.replacing(policy_version, weights_hash):
+                self._adapters.load(directory, is_base=base is None)
+                self._forget_prefixes()
+            return
+        if base is not None:
+            raise unfit_directory(directory, "it holds an adapter, but this engine was started for whole weights")
         require_same_architecture(directory, self._architecture)
         validate_weights(directory, self._expected_shapes(), optional=self._optional_names())
         with self.weights.replacing(policy_version, weights_hash):
             self._llm.collective_rpc("motley_load", args=(str(directory.absolute()),))
-            if not self._llm.reset_prefix_cache():
-                raise EngineError("vLLM did not forget the prefixes of the old weights", engine=self._launch.name)
+            self._forget_prefixes()
+
+    def _forget_prefixes(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM did not forget the prefixes of the old weights", engine=self._launch.name)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Sample one completion per request, in the order of the requests."""
@@ -99,6 +114,7 @@ class VllmEngine:
             [{"prompt_token_ids": [*request.prompt_token_ids, *request.sampled_token_ids]} for request in requests],
             [self._sampling_params(request) for request in requests],
             use_tqdm=False,
+            lora_request=self._adapter,
         )
         return [_completion_of(output, weights) for output in outputs]
 
@@ -122,10 +138,15 @@ class VllmEngine:
         prompts = [{"prompt_token_ids": [*row.prompt_token_ids, *row.completion_token_ids]} for row in rows]
         self._llm.collective_rpc("motley_temper", args=(temperature,))
         try:
-            outputs = self._llm.generate(prompts, params, use_tqdm=False)
+            outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
         finally:
             self._llm.collective_rpc("motley_temper", args=(1.0,))
         return [_prompt_logprobs(output, row) for output, row in zip(outputs, rows, strict=True)]
+
+    @property
+    def _adapter(self) -> Any:  # noqa: ANN401 - a class of vLLM
+        """What vLLM is told of the adapter with every call; None without one."""
+        return None if self._adapters is None else self._adapters.request
 
     def _sampling_params(self, request: GenerationRequest) -> Any:  # noqa: ANN401 - a class of vLLM
         return self._vllm.SamplingParams(
@@ -152,6 +173,7 @@ class VllmEngine:
             "max_num_batched_tokens": max(length, _BATCHED_TOKENS),
             "max_num_seqs": launch.max_num_seqs,
             "seed": 0,
+            **adapter_arguments(launch.lora),
             **options,
             "model": str(model_dir.absolute()),
             "dtype": _DTYPES[launch.dtype],

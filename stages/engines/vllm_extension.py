@@ -25,6 +25,10 @@ class PolicyWorker:
         repack_cpu_linears(model)
         pad_single_rows(model)
 
+    def motley_keep(self) -> None:
+        """Let the weights that the engine was started with compute as reloaded ones do."""
+        pad_single_rows(self.model_runner.get_model())
+
     def motley_temper(self, temperature: float) -> None:
         """Divide all logits by `temperature` from now on; 1 takes the division away.
 

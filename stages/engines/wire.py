@@ -36,11 +36,20 @@ PROTOCOLS: Mapping[Role, type] = {
 class MethodCodec:
     """Encodes and decodes the arguments and the result of one protocol method."""
 
-    def __init__(self, name: str, parameters: Mapping[str, Any], result: Any) -> None:  # noqa: ANN401 - a type form
+    def __init__(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        result: Any,  # noqa: ANN401 - a type form
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make the codec of a method whose parameters have these types and, some of them, defaults."""
         self.name = name
         self._parameters = tuple(parameters)
+        known = defaults or {}
+        fields = [(field, kind, *((known[field],) if field in known else ())) for field, kind in parameters.items()]
         self._arguments = msgspec.msgpack.Decoder(
-            msgspec.defstruct(f"{name}_arguments", list(parameters.items()), forbid_unknown_fields=True),
+            msgspec.defstruct(f"{name}_arguments", fields, forbid_unknown_fields=True),
             dec_hook=_decode_object,
         )
         self._result = msgspec.msgpack.Decoder(result, dec_hook=_decode_object)
@@ -86,7 +95,9 @@ def methods_of(role: Role) -> Mapping[str, MethodCodec]:
     for name, function in functions.items():
         hints = typing.get_type_hints(function)
         result = hints.pop("return")
-        codecs[name] = MethodCodec(name, hints, result)
+        signature = inspect.signature(function).parameters.values()
+        defaults = {p.name: p.default for p in signature if p.default is not inspect.Parameter.empty}
+        codecs[name] = MethodCodec(name, hints, result, defaults)
     return codecs
 
 

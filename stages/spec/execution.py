@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, JsonValue, field_validator
 
@@ -89,6 +89,55 @@ class GenerationEngineSpec(Section):
     """Engine options by the engine's own names, e.g. `enforce_eager`."""
 
 
+LORA_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Linear layers that adapters may stand on, in the order of a decoder layer."""
+
+
+class LoraSpec(Section):
+    """Low-rank adapters: the policy's own weights stay as they are, and versions after the first are adapters only."""
+
+    rank: int = Field(default=16, ge=1, le=512)
+    """Rank r of every adapter."""
+    alpha: float = Field(default=32.0, gt=0)
+    """An adapter's output is multiplied by alpha / r."""
+    dropout: float = Field(default=0.0, ge=0)
+    """Only 0: importance ratios compare log-probs of two passes, which must be of one function."""
+    target_modules: tuple[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], ...] = (
+        LORA_TARGETS
+    )
+    """Linear layers of every decoder layer that get an adapter."""
+
+    @property
+    def scaling(self) -> float:
+        """Factor of an adapter's output, alpha / r."""
+        return self.alpha / self.rank
+
+    @field_validator("dropout")
+    @classmethod
+    def _refuse_dropout(cls, value: float) -> float:
+        if value > 0:
+            message = (
+                f"{value} would make the log-probs of two passes differ, so importance ratios would compare two "
+                "functions; write 0 or remove it"
+            )
+            raise ValueError(message)
+        return value
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _take_lists(cls, value: Any) -> Any:  # noqa: ANN401 - input of any type, as pydantic hands it over
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("target_modules")
+    @classmethod
+    def _order(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Take each name once, in the order of a layer: what is the same set is the same job."""
+        if not value:
+            message = f"empty, so nothing would be trained; name some of {', '.join(LORA_TARGETS)}"
+            raise ValueError(message)
+        return tuple(name for name in LORA_TARGETS if name in value)
+
+
 class TrainingEngineSpec(Section):
     """The engine that trains."""
 
@@ -96,6 +145,9 @@ class TrainingEngineSpec(Section):
     """Engine by name; `megatron` splits the policy by tensors and layers (a critic is trained by accelerate)."""
     options: dict[str, JsonValue] = {}
     """Engine options by the engine's own names."""
+    lora: LoraSpec | None = None
+    """Train adapters on the policy's layers instead of its weights; null trains all weights. A critic is trained
+    whole either way."""
 
 
 class EnginesSpec(Section):

@@ -162,6 +162,8 @@ class TrainingJob(ExecutionSections):
             if model is not None and model.path is not None
         }
         content["engines"] = self.engines.model_dump(mode="json", include={"generation", "training"})
+        if self.engines.training.lora is None:
+            del content["engines"]["training"]["lora"]  # the fingerprint of a run without it is older than the field
         if self.optimizer.schedule != "constant":
             content["iterations"] = self.iterations
         return fingerprint(content)

@@ -34,10 +34,30 @@ def cross_section_faults(job: TrainingJob) -> list[str]:
 
 
 def _engine_faults(job: TrainingJob) -> Iterator[str]:
+    yield from _lora_faults(job)
     if job.engines.training.name == "megatron" and job.planner.training.precision is Precision.BF16:
         yield (
             "training.precision is bf16, but engine megatron keeps an fp32 copy of the weights; write bf16-mixed or "
             "fp32, or engines.training.name: accelerate."
+        )
+
+
+def _lora_faults(job: TrainingJob) -> Iterator[str]:
+    lora = job.engines.training.lora
+    if lora is None:
+        return
+    if job.engines.training.name == "megatron":
+        yield (
+            "engines.training.lora is given, but engine megatron trains whole weights only; write "
+            "engines.training.name: accelerate, or remove lora."
+        )
+    shape = job.planner.models.actor.llm
+    has_keys = {"k_proj", "v_proj"} & set(lora.target_modules)
+    most = min(shape.hidden, shape.kv_heads * shape.head_dim) if has_keys else shape.hidden
+    if lora.rank > most:
+        yield (
+            f"engines.training.lora.rank is {lora.rank}, but the smallest side of an adapted layer of models.actor is "
+            f"{most}, above which an adapter is larger than the layer it stands for; lower it."
         )
 
 

@@ -98,6 +98,7 @@ def settings_of(launch: EngineLaunch, options: TrainerOptions, model_dir: Path) 
         seed=options.seed,
         logits_chunk_tokens=options.logits_chunk_tokens,
         score_batch_tokens=options.score_batch_tokens,
+        lora=launch.lora,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.engines.protocol import ScoredTokens, TrainingOutcome, TrainingRequest
+from stages.engines.protocol import AdapterBase, ScoredTokens, TrainingOutcome, TrainingRequest
 from stages.engines.training.ranked_engine import RankedEngine
 from stages.engines.training.request_checks import check_rows, check_training_request
 
@@ -13,9 +13,11 @@ from stages.engines.training.request_checks import check_rows, check_training_re
 class PolicyEngine(RankedEngine):
     """Implements `TrainingEngine` and `ScoringEngine`."""
 
-    def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
+    def load_weights(
+        self, directory: Path, policy_version: int, weights_hash: str, base: AdapterBase | None = None
+    ) -> None:
         """Replace the weights in place; optimizer and counts start anew."""
-        self.load_checkpoint(directory, None, policy_version, weights_hash)
+        self.load_checkpoint(directory, None, policy_version, weights_hash, base)
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
         """Log-prob of each completion token, at the row's temperature, [rows][completion tokens]."""

@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from stages.engines.lora import base_state
 from stages.engines.weight_files import weight_files
 from stages.errors import EngineError
 
@@ -24,7 +25,7 @@ def expected_shapes(model: Any) -> dict[str, tuple[int, ...]]:  # noqa: ANN401 -
 
 def tied_names(model: Any) -> set[str]:  # noqa: ANN401 - see above
     """Names under which a directory may hold a second copy of a tied weight."""
-    return set(model.state_dict()) - set(_own_tensors(model))
+    return set(base_state(model)) - set(_own_tensors(model))
 
 
 def read_weights_into(model: Any, directory: Path) -> None:  # noqa: ANN401 - see above
@@ -39,10 +40,10 @@ def read_weights_into(model: Any, directory: Path) -> None:  # noqa: ANN401 - se
 
 
 def _own_tensors(model: Any) -> dict[str, Tensor]:  # noqa: ANN401 - see above
-    """Weights by name, tied ones once (under the first name)."""
+    """Weights by name, tied ones once (under the first name), adapters left out."""
     seen: set[int] = set()
     tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in base_state(model).items():
         if tensor.data_ptr() not in seen or tensor.numel() == 0:
             seen.add(tensor.data_ptr())
             tensors[name] = tensor

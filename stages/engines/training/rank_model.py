@@ -34,6 +34,7 @@ from stages.engines.training.resume_point import (
 from stages.engines.training.row_tensors import Row, RowTensors, make_row_tensors, row_length
 from stages.engines.training.staged_directories import staged_directories
 from stages.engines.training.start_logprobs import StartLogprobs
+from stages.spec.execution import LoraSpec
 
 Precision = Literal["fp32", "bf16-mixed", "bf16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -61,6 +62,13 @@ class TrainerSettings:
     """Tokens whose logits exist at once."""
     score_batch_tokens: int = 16384
     """Padded tokens per forward pass without gradients."""
+    lora: LoraSpec | None = None
+    """Adapters that are trained in place of the weights."""
+
+
+def serving_dtype_of(settings: TrainerSettings) -> torch.dtype:
+    """Return the type in which the settings have weights saved."""
+    return _DTYPES[settings.serving_dtype]
 
 
 class RankModel(ABC):
@@ -119,7 +127,7 @@ class RankModel(ABC):
 
     def save(self, policy_dir: str, trainer_dir: str, policy_version: int) -> None:
         """Write serving weights and resume point; each directory appears at once, when it is complete."""
-        serving = _DTYPES[self.settings.serving_dtype]
+        serving = serving_dtype_of(self.settings)
         is_rounded = serving != self.model.dtype
         final = (Path(policy_dir), Path(trainer_dir))
         with staged_directories(final, self.ranks) as (policy, trainer):

@@ -14,9 +14,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from stages.engines.adapter_files import validate_adapter
+from stages.engines.architecture import unfit_directory
 from stages.engines.engine_state import WeightState
 from stages.engines.launch import EngineLaunch
-from stages.engines.protocol import EngineInfo
+from stages.engines.protocol import AdapterBase, EngineInfo
 from stages.engines.training.engine_options import AccelerateOptions, num_ranks_of, parse_options, settings_of
 from stages.engines.training.gang_calls import GangCalls
 from stages.engines.training.rank_model import TrainerSettings
@@ -110,20 +112,39 @@ class RankedEngine:
         return [] if self._children is None else self._children.pids
 
     def load_checkpoint(
-        self, policy_dir: Path, trainer_dir: Path | None, policy_version: int, weights_hash: str
+        self,
+        policy_dir: Path,
+        trainer_dir: Path | None,
+        policy_version: int,
+        weights_hash: str,
+        base: AdapterBase | None = None,
     ) -> None:
         """Take weights, and optimizer, random states and counts; None = a fresh optimizer at step 0.
 
-        In fp32 with one rank, training goes on bit for bit as if it had not stopped.
+        In fp32 with one rank, training goes on bit for bit as if it had not stopped. With a base, `policy_dir` holds
+        an adapter on it.
 
         Raises:
             EngineError: `policy_dir` isn't a complete directory of this model; the engine stays as it was.
             ContractError: `trainer_dir` belongs to another model; the engine can't be used any more.
         """
         self.weights.require_usable()
-        validate_weights(policy_dir, self._trainer.expected_shapes(), self._trainer.tied_names())
+        whole_dir = policy_dir if base is None else base.directory
+        validate_weights(whole_dir, self._trainer.expected_shapes(), self._trainer.tied_names())
+        resume = None if trainer_dir is None else str(trainer_dir)
+        if base is None:
+            with self.weights.replacing(policy_version, weights_hash):
+                self._call("load_checkpoint", str(policy_dir), resume)
+            return
+        self._validate_adapter(policy_dir)
         with self.weights.replacing(policy_version, weights_hash):
-            self._call("load_checkpoint", str(policy_dir), None if trainer_dir is None else str(trainer_dir))
+            self._call("load_adapter_checkpoint", base, str(policy_dir), resume)
+
+    def _validate_adapter(self, directory: Path) -> None:
+        """Raise `EngineError` unless a directory holds an adapter of the launch's kind."""
+        if self._settings.lora is None:
+            raise unfit_directory(directory, "it holds an adapter, but this engine was started for whole weights")
+        validate_adapter(directory, self._settings.lora, self._trainer.expected_shapes())
 
     def save(self, policy_dir: Path, trainer_dir: Path, policy_version: int) -> None:
         """Write serving weights and a complete resume point into two fresh directories.

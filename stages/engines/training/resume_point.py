@@ -5,7 +5,8 @@ Files of a trainer directory:
 - `trainer.json`: counts, the model config's hash, number of ranks.
 - `optimizer.safetensors`: AdamW's moments and step counts by parameter name (`exp_avg/<name>` ...).
 - `random_rank_<r>.safetensors`: random states of rank r.
-- `weights.safetensors`: weights at training precision, where the policy directory holds rounded ones.
+- `weights.safetensors`: weights at training precision, where the policy directory holds rounded ones; of adapters
+  always, and then of nothing else.
 
 Names and shapes are those of the Hugging Face model, whatever engine and parallel layout wrote the files, so each can
 go on from the others' points. Several pipeline stages write a file each: `optimizer-00001-of-00002.safetensors` ...
@@ -63,7 +64,8 @@ def write_trainer_files(
             tensors[f"{key}/{names[parameter]}"] = value.detach().cpu().contiguous()
     save_file(tensors, directory / "optimizer.safetensors")
     if has_weights:
-        weights = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
+        trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+        weights = {name: parameter.detach().cpu().contiguous() for name, parameter in trained}
         save_file(weights, directory / "weights.safetensors")
     write_trainer_document(
         directory, counts, model_config_hash=config_hash(model), num_ranks=num_ranks, policy_version=policy_version

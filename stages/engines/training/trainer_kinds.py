@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from stages.engines.training.rank_model import TrainerSettings
     from stages.engines.training.rank_place import RankPlace
 
-TrainerKind = Literal["policy", "critic", "split_policy"]
-"""What a training engine's model is for; a split policy lies in parts on the ranks (megatron-core)."""
+TrainerKind = Literal["policy", "adapter", "critic", "split_policy"]
+"""What a training engine's model is for; of a policy with an adapter only that is trained; a split policy lies in parts
+on the ranks (megatron-core)."""
 
 _CLASSES: Final[Mapping[TrainerKind, str]] = {
     "policy": "stages.engines.training.rank_trainer:RankTrainer",
+    "adapter": "stages.engines.training.adapter_trainer:AdapterTrainer",
     "critic": "stages.engines.training.critic_trainer:CriticTrainer",
     "split_policy": "stages.engines.megatron.trainer:MegatronTrainer",
 }

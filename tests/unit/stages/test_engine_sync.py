@@ -40,10 +40,10 @@ class RunningEngine:
     def info(self) -> Any:
         return SimpleNamespace(policy_version=self.held[0], weights_hash=self.held[1])
 
-    def load_weights(self, directory: Path, version: int, weights_hash: str, *, is_urgent: bool) -> None:
+    def load_weights(self, directory: Path, version: int, digest: str, base: object, *, is_urgent: bool) -> None:
         assert (directory / "model.safetensors").is_file()
         self.calls.append(f"load {version}")
-        self.held = (version, weights_hash)
+        self.held = (version, digest)
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
         self.calls.append("score")

@@ -11,6 +11,8 @@ pytest.importorskip("torch", reason="needs the engines' environment")
 
 from stages.engines.protocol import GenerationEngine
 from stages.engines.transformers_engine import TransformersEngine
+from stages.spec.execution import LoraSpec
+from tests.contract.adapter_contract import AdapterContract, BuildAdapterEngine
 from tests.contract.engine_contract import (
     TOLERANCE,
     BuildEngine,
@@ -46,3 +48,13 @@ class TestTransformersEngine(EngineContract):
         assert tokens_of(rest) == [list(done.token_ids[count:]) for done, count in zip(whole, cut, strict=True)]
         expected = [list(done.logprobs[count:]) for done, count in zip(whole, cut, strict=True)]
         assert largest_gap([list(done.logprobs) for done in rest], expected) < TOLERANCE
+
+
+class TestTransformersAdapters(AdapterContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def build(cls) -> BuildAdapterEngine:
+        def build(model_dir: Path, lora: LoraSpec | None) -> GenerationEngine:
+            return TransformersEngine(contract_launch("transformers", lora=lora), model_dir)
+
+        return build

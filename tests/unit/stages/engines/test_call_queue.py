@@ -24,7 +24,7 @@ class EchoEngine:
     def info(self) -> EngineInfo:
         raise ValueError("no such register")
 
-    def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
+    def load_weights(self, directory: Path, policy_version: int, weights_hash: str, base: object = None) -> None:
         self.weights.give_up(f"{directory} {policy_version} {weights_hash}")
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:
@@ -110,7 +110,7 @@ class PatientEngine(EchoEngine):
         self.began = threading.Event()
         self.log: list[str] = []
 
-    def load_weights(self, directory: Path, policy_version: int, weights_hash: str) -> None:
+    def load_weights(self, directory: Path, policy_version: int, weights_hash: str, base: object = None) -> None:
         self.log.append(f"loaded {policy_version}")
 
     def score(self, rows: Sequence[ScoredTokens]) -> list[list[float]]:

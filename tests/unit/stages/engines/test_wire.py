@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stages.engines.protocol import (
+    AdapterBase,
     Completion,
     GenerationRequest,
     OptimizerStepMetrics,
@@ -26,6 +27,18 @@ def test_roles_offer_the_methods_of_their_protocol() -> None:
     assert sorted(methods_of("generation")) == ["generate", "info", "load_weights", "score"]
     assert sorted(methods_of("scoring")) == ["info", "load_weights", "score"]
     assert sorted(methods_of("training")) == ["info", "load_checkpoint", "load_weights", "save", "score", "train"]
+
+
+def test_base_of_an_adapter_survives_the_way_and_may_be_absent() -> None:
+    base = AdapterBase(directory=Path("/base"), weights_hash="h")
+    whole = {"directory": Path("/policy"), "policy_version": 1, "weights_hash": "w"}
+    for role in ("generation", "scoring", "training"):
+        codec = methods_of(role)["load_weights"]
+        assert codec.decode_arguments(codec.encode_arguments({**whole, "base": base})) == {**whole, "base": base}
+        assert codec.decode_arguments(codec.encode_arguments(whole)) == {**whole, "base": None}
+    reward = methods_of("reward")["load_weights"]
+    with pytest.raises(ContractError, match="unknown field `base`"):
+        reward.decode_arguments(reward.encode_arguments({**whole, "base": base}))
 
 
 def test_training_request_survives_the_way() -> None:
@@ -71,7 +84,7 @@ def test_completions_survive_bit_by_bit() -> None:
 def test_paths_and_nothing_survive_the_way() -> None:
     arguments = {"policy_dir": Path("/a"), "trainer_dir": None, "policy_version": 1, "weights_hash": "h"}
     codec = methods_of("training")["load_checkpoint"]
-    assert codec.decode_arguments(codec.encode_arguments(arguments)) == arguments
+    assert codec.decode_arguments(codec.encode_arguments(arguments)) == {**arguments, "base": None}
 
 
 def test_numpy_columns_are_taken_as_token_ids() -> None:
