@@ -12,6 +12,7 @@ from typing_extensions import Buffer
 from storage.errors import CorruptObjectError, ObjectMissingError, SchemaVersionError
 from storage.foreign_errors import translated
 from storage.manifest import Part
+from storage.ranged_reads import open_ranges
 from storage.rollout_schema import COLUMNS, SCHEMA_VERSION, Family, arrow_schema
 from storage.store import Store
 
@@ -155,7 +156,7 @@ def open_parquet(store: Store, part: Part) -> pq.ParquetFile:
     path = store.local_path(part.path)
     with translated(store.url, part.path, "read"):
         # Arrow's own file, not Python's, where there is one: columns are then read and decoded on several threads.
-        source = store.open_input(part.path) if path is None else pa.OSFile(str(path), "rb")
+        source = open_ranges(store, part.path, size=size) if path is None else pa.OSFile(str(path), "rb")
     try:
         file = pq.ParquetFile(source, page_checksum_verification=True)
     except (pa.ArrowException, OSError, ValueError) as error:

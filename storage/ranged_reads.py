@@ -22,10 +22,10 @@ COPY_BYTES: Final = 8 << 20
 class _RangeReader(io.RawIOBase):
     """A seekable file whose every read is one ranged read of a store, so its failures are typed and repeatable."""
 
-    def __init__(self, store: Store, key: str) -> None:
-        """Look up the object's length. Raises ``ObjectMissingError`` if there is no such object."""
+    def __init__(self, store: Store, key: str, size: int | None) -> None:
+        """Look up the object's length if need be. Raises ``ObjectMissingError`` if there is no such object."""
         super().__init__()
-        size = store.size(key)
+        size = store.size(key) if size is None else size
         if size is None:
             message = f"cannot read {store.url}/{key}: there is no such object"
             raise ObjectMissingError(message, key=key)
@@ -54,13 +54,18 @@ class _RangeReader(io.RawIOBase):
         return wanted
 
 
-def open_ranges(store: Store, key: str) -> BinaryIO:
+def open_ranges(store: Store, key: str, *, size: int | None = None) -> BinaryIO:
     """Open an object for seeking reads through ``store.read_range``; small reads are buffered.
 
+    Args:
+        store: Where it lies.
+        key: Object key.
+        size: Its length in bytes, if that is known: over a link, asking takes as long as reading.
+
     Raises:
-        ObjectMissingError: There is no such object.
+        ObjectMissingError: There is no such object; with a size, reading says so.
     """
-    return io.BufferedReader(_RangeReader(store, key), buffer_size=1 << 20)
+    return io.BufferedReader(_RangeReader(store, key, size), buffer_size=1 << 20)
 
 
 def download_ranges(store: Store, key: str, path: Path) -> None:

@@ -24,6 +24,7 @@ class RegionalView:
     def __init__(self, stores: Sequence[Store]) -> None:
         """Look into these stores, in this order."""
         self._stores = tuple(stores)
+        self._homes: dict[str, Store] = {}
 
     @property
     def url(self) -> str:
@@ -41,6 +42,9 @@ class RegionalView:
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """See :class:`storage.store.Store`."""
+        if (home := self._homes.get(key)) is not None:
+            with suppress(ObjectMissingError):
+                return home.read_range(key, start, length)
         return self._first(lambda store: store.read_range(key, start, length))
 
     def download(self, key: str, path: Path) -> None:
@@ -48,9 +52,12 @@ class RegionalView:
         self._first(lambda store: store.download(key, path))
 
     def size(self, key: str) -> int | None:
-        """See :class:`storage.store.Store`."""
-        sizes = (store.size(key) for store in self._stores)
-        return next((size for size in sizes if size is not None), None)
+        """See :class:`storage.store.Store`; ranges that are read afterwards are asked of the same store first."""
+        for store in self._stores:
+            if (size := store.size(key)) is not None:
+                self._homes[key] = store
+                return size
+        return None
 
     def exists(self, key: str) -> bool:
         """See :class:`storage.store.Store`."""

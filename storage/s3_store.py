@@ -63,6 +63,11 @@ class S3Store(FsspecStore):
         filesystem.retries = 1  # s3fs has no option for it
         self._silence_s = float(filesystem.config_kwargs["read_timeout"])
 
+    def read_bytes(self, key: str) -> bytes:
+        """Return an object, by one request: s3fs would ask for its length first, to read long ones in parts."""
+        with translated(self.url, key, "read"):
+            return bytes(self._fs.cat_file(self._path(key), max_concurrency=1))
+
     def publish_file(self, key: str, path: Path) -> None:
         """Upload a local file, in parts if it is large; visible when complete."""
         with translated(self.url, key, "write"):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,3 +106,26 @@ def test_objects_of_the_first_store_come_first_and_missing_ones_are_errors(tmp_p
         with pytest.raises(StoreAccessError, match="view of several regions' stores; open the region's own"):
             write()
     assert far.exists("r/far")
+
+
+def test_ranges_of_an_object_are_asked_of_the_store_that_has_it(stores: list[Store]) -> None:
+    """Each wrong guess is a round trip over a link."""
+    part = next(info.key for info in stores[1].list("r/iterations") if info.key.endswith(".parquet"))
+    asked: list[str] = []
+
+    class Asked:
+        def __init__(self, store: Store) -> None:
+            self._store = store
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._store, name)
+
+        def read_range(self, key: str, start: int, length: int) -> bytes:
+            asked.append(self._store.url)
+            return self._store.read_range(key, start, length)
+
+    near: Any = [Asked(store) for store in stores]
+    view = view_of(near)
+    assert view.size(part) == stores[1].size(part)
+    assert view.read_range(part, 0, 4) == view.read_range(part, 0, 4) == b"PAR1"
+    assert asked == [stores[1].url] * 2
