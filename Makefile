@@ -1,5 +1,7 @@
 # Every command a developer or CI needs. Python 3.11 and git are enough to start.
 PYTHON ?= python3.11
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 export OMP_WAIT_POLICY = PASSIVE
 
 LIGHT = .venv/.installed
@@ -7,7 +9,7 @@ ENGINES = .venv-engines/.installed
 VLLM = .venv-engines/.installed-vllm
 MOTLEY = MOTLEY_HOME=$(CURDIR)/.motley MOTLEY_ENGINES_PYTHON=$(CURDIR)/.venv-engines/bin/python .venv/bin/motley
 
-.PHONY: help env env-vllm quickstart smollm2 two-regions down lint test test-all test-browser test-system audit clean
+.PHONY: help env env-vllm quickstart smollm2 two-regions down lint test test-light test-engines test-all test-browser test-system audit clean
 
 help:  ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -43,9 +45,16 @@ lint: $(LIGHT)  ## ruff, mypy, import contracts
 	.venv/bin/mypy plans storage stages plugins cli
 	.venv/bin/lint-imports
 
-test: env-vllm lint  ## The default tests: light and engine tiers
-	.venv/bin/pytest -m "not system and not gpu and not slow and not engines and not vllm and not browser"
-	.venv-engines/bin/python -m pytest -m "(engines or vllm) and not gpu and not slow and not system"
+test: env-vllm lint  ## The default tests: light and engine tiers, side by side
+	$(MAKE) --no-print-directory --jobs 2 test-light test-engines
+
+# Whole lines only, since both tiers print at a time.
+test-light: $(LIGHT)  ## Tests without engines
+	.venv/bin/pytest -m "not system and not gpu and not slow and not engines and not vllm and not browser" | sed -u ''
+
+test-engines: env-vllm  ## Tests of the engines and of vLLM
+	.venv-engines/bin/python -m pytest -o cache_dir=.pytest_cache/engines -m "(engines or vllm) and not gpu and not slow and not system" \
+		| sed -u '/^=/!s/^/engines | /'
 
 test-system: env-vllm  ## Tests with a real Airflow deployment
 	MOTLEY_ENGINES_PYTHON=$(CURDIR)/.venv-engines/bin/python .venv/bin/pytest -m "system and not slow"
