@@ -30,9 +30,15 @@ def model_dir(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def gang(model_dir, tmp_path):
+def patience_s(request) -> float:
+    """Longest wait of a rank for the others."""
+    return getattr(request, "param", 600.0)
+
+
+@pytest.fixture
+def gang(model_dir, tmp_path, patience_s):
     # The plan lists the devices m0, m1, m0: rank order is the plan's, not that of the machines.
-    launch = training_launch(num_processes=3, rank_timeout_s=600.0)
+    launch = training_launch(num_processes=3, rank_timeout_s=patience_s)
     with GangEngines(tmp_path / "homes", launch, model_dir, [(0, 2), (1,)]) as engines:
         yield engines
 
@@ -89,6 +95,7 @@ def test_engines_at_different_points_refuse_to_go_on(gang, tmp_path):
     assert not (tmp_path / "policy").exists()
 
 
+@pytest.mark.parametrize("patience_s", [120.0], indirect=True)  # all of it passes where death comes between calls
 def test_engine_that_dies_ends_the_call_of_the_others(gang):
     request = training_request(training_rows(4))
     killer = threading.Timer(0.5, os.kill, (gang.engines[1].record.pid, signal.SIGKILL))
