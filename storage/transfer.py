@@ -30,8 +30,9 @@ from storage.store import Store
 RANGE_BYTES: Final = 4 << 20
 """Bytes of one ranged read; what a cut can lose of each one in flight."""
 
-NUM_READERS: Final = 8
-"""Ranged reads in flight: 32 MiB, twice what 1 Gbps at 60 ms each way holds."""
+NUM_READERS: Final = 16
+"""Ranged reads in flight: 64 MiB. With 8 a seventh of a link of 1 Gbps at 60 ms each way stayed unused
+(`benchmarks/storage/link_use_s3`)."""
 
 _ENTRY_BYTES: Final = 8
 
