@@ -1,4 +1,7 @@
-"""A policy trained by two machines together: two stage processes with homes of their own, joined over loopback."""
+"""A policy trained by two machines together: two stage processes with homes of their own, joined over loopback.
+
+Marked `slow`: its engines start in three epochs, which takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ from storage.store import Store, open_store
 from tests.helpers.forked_processes import forking
 from tests.helpers.hand_run import TINY_JOB
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 RUN = "gang-run"
 CLUSTER = """
