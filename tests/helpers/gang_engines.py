@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,15 +11,10 @@ from stages.engines.client import RemoteEngine
 from stages.engines.gang_place import GangPlace
 from stages.engines.launch import EngineLaunch
 from stages.engines.manager import EngineManager
+from tests.helpers.loopback import free_port
 
 START_S = 900.0
 """Longest start; a crowded machine is slow."""
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def gang_place(ranks: Sequence[Sequence[int]], *, token: str = "gang", port: int | None = None) -> GangPlace:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -120,20 +119,6 @@ class HandRun:
         )  # fmt: skip
         assert done.returncode == expected_exit, done.stderr[-4000:]
         return StageResult.model_validate_json((path.parent / "result.json").read_bytes())
-
-    def stage_here(self, stage: str, iteration: int, expected_exit: int = 0) -> StageResult:
-        """Run a stage in this process, which saves the imports of one of its own, and return its result."""
-        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
-        path = self.write_request(stage, iteration, **({"region": "here"} if stage == "weight_sync" else {}))
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGTERM)}
-        try:
-            code = run_request(StageName(stage), path, Clock())
-        finally:
-            for number, handler in handlers.items():  # the stage's own would end the tests
-                signal.signal(number, handler)
-        result = StageResult.model_validate_json((path.parent / "result.json").read_bytes())
-        assert code == expected_exit, result.error
-        return result
 
     def write_request(self, stage: str, iteration: int, **params: Any) -> Path:
         """Write the request of a new attempt at a stage; return its path."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
+from tests.helpers.loopback import free_port, served
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +46,11 @@ def iam_server(bucket: str, rights: Mapping[str, Sequence[str]], *, start_s: flo
     """
     pytest.importorskip("s3fs", reason="the s3 extra is not installed")
     pytest.importorskip("moto", reason="moto is not installed")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + start_s
-        while not _answers(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail("the server did not start")
-            time.sleep(0.05)  # waiting for another process's port
+    port = free_port()
+    with served([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port, start_s=start_s):
         server = IamServer(port)
         _create(server, bucket, rights)
         yield server
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _create(server: IamServer, bucket: str, rights: Mapping[str, Sequence[str]]) -> None:
@@ -92,8 +76,3 @@ def _create(server: IamServer, bucket: str, rights: Mapping[str, Sequence[str]])
     address = f"http://127.0.0.1:{server.port}/moto-api/reset-auth"
     plain = {"Content-Type": "application/octet-stream"}
     urllib.request.urlopen(urllib.request.Request(address, b"0", plain, method="POST"), timeout=60).close()
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

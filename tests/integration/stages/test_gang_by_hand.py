@@ -6,11 +6,11 @@ Marked `slow`: its engines start in three epochs, which takes minutes.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from safetensors.numpy import load_file
 
 from plans.plan import PipelineStage, Plan, Replica, TaskPlan
 from plans.workflow import RlTask
-from stages.__main__ import run_request
 from stages.context import open_context
 from stages.contract import StageName, StageRequest, StageResult
 from stages.engine_limits import engine_limits
@@ -39,7 +38,6 @@ from storage.policies import resolve_policy
 from storage.policy_fetch import local_policy_folder
 from storage.runs import decide_plan, write_plan
 from storage.store import Store, open_store
-from tests.helpers.forked_processes import forking
 from tests.helpers.hand_run import TINY_JOB
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -53,12 +51,6 @@ machines:
   - {name: m1, region: here, gpu: cpu, count: 1, address: 127.0.0.1}
 links: {same_zone: {latency_ms: 0.1, bandwidth_gbps: 10}}
 """
-WARM = (
-    "stages.engines.megatron_engine", "stages.engines.megatron.trainer", "stages.engines.accelerate_engine",
-    "stages.engines.training.rank_trainer", "stages.engines.transformers_engine", "stages.engines.http_server",
-    "stages.engines.call_queue", "stages.models.materialise", "transformers.models.qwen3.modeling_qwen3",
-)  # fmt: skip
-"""What processes of the run import."""
 CHANGES = {
     "iterations": 1,
     "grpo": {"num_mini_batches": 2},
@@ -98,8 +90,8 @@ class GangRun:
         assert limits.faults(plan, cluster.view) == []
         return plan
 
-    def start(self, stage: str, machine: str) -> tuple[BaseProcess, Path]:
-        """Start a stage on a machine; a forked process, so that it starts at once."""
+    def start(self, stage: str, machine: str) -> tuple[subprocess.Popen[bytes], Path]:
+        """Start a stage on a machine."""
         state_dir = self.base / machine
         jobs = state_dir / "jobs" / RUN / "000000" / stage
         folder = jobs / f"attempt-{len(list(jobs.glob('attempt-*'))):03d}"
@@ -110,14 +102,16 @@ class GangRun:
         }  # fmt: skip
         path = folder / "request.json"
         path.write_text(json.dumps(request))
-        process = multiprocessing.get_context("fork").Process(target=_run, args=(stage, path))
-        process.start()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stages", stage, "--request", str(path)],
+            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"},
+        )
         return process, folder / "result.json"
 
-    def results(self, *started: tuple[BaseProcess, Path]) -> list[StageResult]:
+    def results(self, *started: tuple[subprocess.Popen[bytes], Path]) -> list[StageResult]:
         """Wait for stages."""
         for process, _ in started:
-            process.join()
+            process.wait()
         return [StageResult.model_validate_json(path.read_bytes()) for _, path in started]
 
     def trained(self) -> dict[str, np.ndarray]:
@@ -145,23 +139,17 @@ class GangRun:
             EngineManager(self.base / machine).stop_all()
 
 
-def _run(stage: str, path: Path) -> None:
-    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
-    os._exit(run_request(StageName(stage), path, Clock()))
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GangRun]:
     """A run with the rollouts and rewards of its iteration."""
     made = GangRun(tmp_path_factory.mktemp("gang"))
-    with forking(*WARM):
-        try:
-            for stage in ("prepare", "generate", "infer"):
-                (result,) = made.results(made.start(stage, "m0"))
-                assert result.error is None, result.error
-            yield made
-        finally:
-            made.stop()
+    try:
+        for stage in ("prepare", "generate", "infer"):
+            (result,) = made.results(made.start(stage, "m0"))
+            assert result.error is None, result.error
+        yield made
+    finally:
+        made.stop()
 
 
 def test_gang_trains_what_one_machine_trains_whatever_happened_before(run: GangRun) -> None:
@@ -175,7 +163,7 @@ def test_gang_trains_what_one_machine_trains_whatever_happened_before(run: GangR
     first, lost = run.start("train", "m0"), run.start("train", "m1")
     _wait_for_epoch(run, 1)
     lost[0].kill()
-    lost[0].join()
+    lost[0].wait()
     EngineManager(run.base / "m1").stop_all()
     again = run.start("train", "m1")
     (failed,) = run.results(first)

@@ -127,14 +127,15 @@ def test_server_that_takes_no_part_of_a_file_is_asked_as_often_as_the_policy_say
     monkeypatch.setattr(s3_store, "SLOWEST_BYTES_PER_S", 1 << 30)
     store, large = opened(server.options(line.port), read_timeout=4), tmp_path / "large"
     large.write_bytes(b"x" * (3 << 20))
-    begin = store._store.begin_upload  # type: ignore[attr-defined]
+    inner: Any = store._store
+    begin = inner.begin_upload
 
     def begin_and_fall_silent(key: str) -> str:
         upload: str = begin(key)
         line.shape.is_silent = True
         return upload
 
-    monkeypatch.setattr(store._store, "begin_upload", begin_and_fall_silent)
+    monkeypatch.setattr(inner, "begin_upload", begin_and_fall_silent)
     store.exists(KEY)
     with pytest.raises(TransientStorageError, match=r"did not take 1048576 bytes within 4\.0 s.*asked 3 times"):
         store.publish_file(KEY, large)

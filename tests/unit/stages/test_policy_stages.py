@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -227,9 +228,9 @@ def test_weight_sync_sends_deltas_between_anchors(tmp_path: Path, monkeypatch: p
     home = make_context(run, tmp_path, "weight_sync", 0)
     outcomes, sent = [], list[set[str]]()
 
-    def noting(*arguments: object, **named: object) -> object:
-        sent.append(set(named["sent"]))  # type: ignore[call-overload]
-        return publish_copy(*arguments, **named)  # type: ignore[arg-type]
+    def noting(*arguments: Any, **named: Any) -> object:
+        sent.append(set(named["sent"]))
+        return publish_copy(*arguments, **named)
 
     monkeypatch.setattr(weight_sync, "publish_copy", noting)
     for k in range(3):
@@ -260,9 +261,9 @@ def test_w6_weight_sync_holds_a_lease_while_bytes_are_on_the_way(
     _publish_chain(home, 2)
     seen: list[tuple[int, ...]] = []
 
-    def spying(*arguments: object, **named: object) -> object:
+    def spying(*arguments: Any, **named: Any) -> object:
         seen.extend(lease.policy_versions for lease in live_leases(home.home, "r", NOW))
-        return publish_copy(*arguments, **named)  # type: ignore[arg-type]
+        return publish_copy(*arguments, **named)
 
     monkeypatch.setattr(weight_sync, "publish_copy", spying)
     context = make_context(run, tmp_path, "weight_sync", 0, "b0", region="b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,9 +78,9 @@ def test_delta_is_applied_before_its_end_is_here(
     policy, key, size = _delta(far, version)
     is_begun, apply = threading.Event(), weight_delta.apply_block
 
-    def begin(*arguments: object) -> None:
+    def begin(*arguments: Any) -> None:
         is_begun.set()
-        apply(*arguments)  # type: ignore[arg-type]
+        apply(*arguments)
 
     monkeypatch.setattr(weight_delta, "apply_block", begin)
     late = EndComesLate(far, key, size, is_begun)
