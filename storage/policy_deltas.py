@@ -13,12 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from storage.delta_apply import apply_deltas
 from storage.errors import CorruptObjectError, DeltaMismatchError
 from storage.manifest import sha256_of_file
 from storage.policies import DELTA_PART, Policy
 from storage.store import Store
 from storage.transfer import Link, download_part, fetch_part
-from storage.weight_delta import WeightDelta, apply_deltas, parse_delta
+from storage.weight_delta import WeightDelta, parse_delta
 
 
 def delta_file(policy: Policy, folder: Path) -> Path:

@@ -93,16 +93,16 @@ def _decode(block: bytes | memoryview, width: int, num_elements: int) -> tuple[N
 
 
 def _positions(gaps: NDArray[np.uint8], escaped: Unsigned, num_elements: int) -> NDArray[np.int64]:
-    steps: NDArray[np.generic] = gaps
+    steps = gaps.astype(np.int64)
     if len(escaped):
         if int(escaped.max()) >= num_elements:
             message = f"a gap of {escaped.max()} elements leaves its {num_elements} elements"
             raise ValueError(message)
-        steps = gaps.astype(np.int64)
         steps[np.flatnonzero(gaps == _ESCAPE)] = escaped.astype(np.int64)
-    positions = np.cumsum(steps, dtype=np.int64)
-    positions += np.arange(len(positions))
-    return positions
+    steps += 1
+    np.cumsum(steps, out=steps)
+    steps -= 1
+    return steps
 
 
 def _changed_positions(old: Unsigned, new: Unsigned) -> NDArray[np.int64]:
@@ -136,12 +136,10 @@ def _planes(values: Unsigned) -> list[bytes]:
 
 
 def _unplaned(planes: list[memoryview], width: int) -> Unsigned:
-    values = np.frombuffer(planes[0], np.uint8).astype(f"<u{width}")
-    for place in range(1, width):
-        plane = np.frombuffer(planes[place], np.uint8)
-        inside = np.flatnonzero(plane)  # nearly all differences fit into the lowest byte
-        values[inside] |= plane[inside].astype(values.dtype) << values.dtype.type(8 * place)
-    return values
+    table = np.empty((len(planes[0]), width), np.uint8)
+    for place, plane in enumerate(planes):
+        table[:, place] = np.frombuffer(plane, np.uint8)
+    return table.view(f"<u{width}")[:, 0]
 
 
 def _compress(data: bytes) -> bytes:

@@ -21,10 +21,11 @@ from typing import Any
 
 from benchmarks.storage.record import write_result
 from benchmarks.storage.shaped_store import ShapedStore
+from storage.delta_apply import apply_deltas
 from storage.policies import DELTA_PART, LocalPolicy, Policy, publish_policy
 from storage.policy_fetch import fetch_policy, local_policy_folder
 from storage.store import Store, open_store
-from storage.weight_delta import apply_deltas, encode_delta, parse_delta
+from storage.weight_delta import encode_delta, parse_delta
 from storage.weights_hash import tensor_digests
 
 RUN = "bench"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from storage import weight_delta
+from storage import delta_apply
 from storage.errors import TransferDeadlineError
 from storage.policies import DELTA_PART, LocalPolicy, Policy, publish_policy, resolve_policy
 from storage.policy_fetch import fetch_policy
@@ -76,13 +76,13 @@ def test_delta_is_applied_before_its_end_is_here(
     far: DictStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     policy, key, size = _delta(far, version)
-    is_begun, apply = threading.Event(), weight_delta.apply_block
+    is_begun, apply = threading.Event(), delta_apply.apply_block
 
     def begin(*arguments: Any) -> None:
         is_begun.set()
         apply(*arguments)
 
-    monkeypatch.setattr(weight_delta, "apply_block", begin)
+    monkeypatch.setattr(delta_apply, "apply_block", begin)
     late = EndComesLate(far, key, size, is_begun)
     found = fetch_policy([late], policy, tmp_path / "x", [_base(far, tmp_path)], link=LINK)
     assert (found.form, found.doubts) == ("deltas", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from storage.delta_apply import apply_deltas
 from storage.errors import CorruptObjectError, DeltaMismatchError
 from storage.sparse_codec import apply_block, encode_block, num_changed
-from storage.weight_delta import WeightDelta, apply_deltas, encode_delta, parse_delta
+from storage.weight_delta import WeightDelta, encode_delta, parse_delta
 from storage.weights_hash import tensor_digests, weights_hash
 
 NAME = "model.safetensors"
@@ -172,6 +174,28 @@ def test_header_that_contradicts_itself_is_refused(change: dict[str, object], fa
     packed = weight_delta._packed_json({**header, **change})
     with pytest.raises(CorruptObjectError, match=fault):
         parse_delta(data[:8] + len(packed).to_bytes(8, "little") + packed + data[16 + length :], "delta")
+
+
+@pytest.mark.parametrize("error", [errno.EOPNOTSUPP, errno.ENOSPC])
+def test_room_for_the_result_is_asked_for_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """A file system that cannot reserve room gets the file anyway; a full one says so and nothing is left."""
+
+    def refuse(*_: int) -> None:
+        raise OSError(error, "planned")
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    old, new = weights(0), weights(1)
+    base, delta, out = write(tmp_path / "base", old), delta_between(old, new), tmp_path / "out"
+    out.mkdir()
+    if error == errno.ENOSPC:
+        with pytest.raises(OSError, match="planned"):
+            apply_deltas(base, [delta], out)
+        assert list(out.iterdir()) == []
+    else:
+        apply_deltas(base, [delta], out)
+        assert (out / NAME).read_bytes() == new
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
