@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
+from pydantic import ValidationError
 
 from cli.deployment import HomeOption, JsonOption, home_of
 from cli.deployment_checks import engines_python
@@ -21,7 +19,9 @@ from cli.output import Output
 from cli.run_lookup import find_run
 from cli.runs import RunArgument
 from cli.tables import table
-from storage.layout import Split
+from stages.errors import ContractError, StageError
+from stages.rescore_process import RescoreProcess, RescoreRequest
+from storage.layout import Split, rescored_folder
 
 COLUMNS = ("iteration", "rows", "scored", "before", "after", "changed")
 
@@ -31,7 +31,12 @@ def rescore(
     rewards: Annotated[
         Path, typer.Option("--rewards", "-r", help="YAML or JSON: a job file's section `rewards`, or a whole job file.")
     ],
-    to: Annotated[str, typer.Option("--to", help="Folder or URL; files run=R/iteration=K/rescored.parquet in it.")],
+    to: Annotated[
+        str | None, typer.Option("--to", help="Folder or URL; files run=R/iteration=K/rescored.parquet in it.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Instead of --to: keep the scores with the run, under this name.")
+    ] = None,
     first: Annotated[int, typer.Option(min=0, help="First iteration (split eval: policy version).")] = 0,
     last: Annotated[int | None, typer.Option(min=0, help="Last iteration; default: the newest.")] = None,
     split: Annotated[Split, typer.Option(help="Trained on, or evaluation.")] = Split.TRAIN,
@@ -47,24 +52,20 @@ def rescore(
     """
     output, place = Output(is_json=json), home_of(home)
     found = find_run(run, place)
-    request = {
-        "root": found.store.url,
-        "run": found.name,
-        "rewards": _section(rewards),
-        "target": to if "://" in to else str(Path(to).absolute()),
-        "split": split.value,
-        "first": first,
-        "last": last,
-    }
+    request = _request(
+        root=found.store.url, run=found.name, rewards=_section(rewards), name=name, split=split, first=first, last=last,
+        target=to if to is None or "://" in to else str(Path(to).absolute()),
+    )  # fmt: skip
     record = read_record(place.deployment_file)
     python = engines_python(os.environ, record.engines_python if record else None)
-    rows = _run(python, request, output)
+    rows = _scored(python, request, output)
+    target = request.target or f"{request.root}/{rescored_folder(request.run, str(name), split)}"
     title = f"Rewards of {found.name} ({split}), means before and after"
     if json:
-        output.result({"run": found.name, "target": request["target"], "iterations": rows}, "")
+        output.result({"run": found.name, "target": target, "iterations": rows}, "")
         return
     output.console.print(table(title, COLUMNS, [[row[name] for name in COLUMNS] for row in rows]))
-    output.console.print(f"Written to {request['target']}.", markup=False)
+    output.console.print(f"Written to {target}.", markup=False)
 
 
 def _section(file: Path) -> dict[str, Any]:
@@ -78,23 +79,24 @@ def _section(file: Path) -> dict[str, Any]:
     return section
 
 
-def _run(python: str, request: dict[str, Any], output: Output) -> list[dict[str, Any]]:
-    """Score in the engines' environment, whose libraries the verifiers need; return a row for each iteration."""
+def _scored(python: str, request: RescoreRequest, output: Output) -> list[dict[str, Any]]:
+    """Score, and return a row for each iteration."""
     rows = []
-    with tempfile.TemporaryDirectory(prefix="motley-rescore-") as folder:
-        file, errors = Path(folder) / "request.json", Path(folder) / "errors.txt"
-        file.write_text(json_module.dumps(request), encoding="utf-8")
-        command = [python, "-m", "stages.rescore", "--request", str(file)]
-        # Not in the user's folder: a module that is found there only would be missing in the stages.
-        with (
-            errors.open("w", encoding="utf-8") as log,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd="/") as process,
-        ):
-            for line in process.stdout or ():
-                rows.append(json_module.loads(line))
-                output.progress(f"iteration {rows[-1]['iteration']}: {rows[-1]['rows']} rows scored")
-        said = errors.read_text(encoding="utf-8").strip()
-    if process.returncode != 0:
-        message = said or f"Scoring ended with exit code {process.returncode}."
-        raise (InputError if process.returncode == InputError.exit_code else CommandError)(message)
+    try:
+        with RescoreProcess(python, request, os.environ) as process:
+            for row in process.results():
+                rows.append(row)
+                output.progress(f"iteration {row['iteration']}: {row['rows']} rows scored")
+    except ContractError as error:
+        raise InputError(str(error)) from error
+    except StageError as error:
+        raise CommandError(str(error)) from error
     return rows
+
+
+def _request(**facts: Any) -> RescoreRequest:  # noqa: ANN401 - fields of the request
+    try:
+        return RescoreRequest.model_validate(facts)
+    except ValidationError as error:
+        faults = "; ".join(str(fault["msg"]).removeprefix("Value error, ") for fault in error.errors())
+        raise InputError(f"Nothing can be scored: {faults}.") from error

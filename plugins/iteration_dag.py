@@ -35,12 +35,13 @@ from plugins.alert_callbacks import report_done, stage_failed
 from plugins.assets import rollouts_asset
 from plugins.policy_gate import PolicyGateOperator
 from plugins.quality_dag import QUALITY_PREFIX, build_quality_dag
+from plugins.rescore_dag import RESCORE_PREFIX, build_rescore_dag
 from plugins.retry_policies import RETRIES, stage_retry_policy
 from plugins.stage_operator import StageOperator, row_of
 from plugins.timetable import IterationTimetable
 from stages.contract import StageName
 from stages.errors import ContractError
-from stages.home import dag_id_of, logical_date_of
+from stages.home import DAG_PREFIX, dag_id_of, logical_date_of
 from stages.run_entry import MachineEntry, RunEntry, read_run_entry
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,9 @@ PRIORITY = {
 
 DEFAULT_PRIORITY = 10
 """Weight of every other stage."""
+
+PREFIXES = (DAG_PREFIX, QUALITY_PREFIX, RESCORE_PREFIX)
+"""What the ids of a run's DAGs begin with, before its name."""
 
 _DOC = """\
 # Training run `{run}`
@@ -81,19 +85,27 @@ def build_run_dags(files: Iterable[Path], wanted: str | None = None) -> dict[str
     """
     dags: dict[str, DAG] = {}
     for file in files:
-        if wanted is not None and wanted not in (dag_id_of(file.stem), f"{QUALITY_PREFIX}{file.stem}"):
+        if wanted is not None and wanted not in [f"{prefix}{file.stem}" for prefix in PREFIXES]:
             continue
         try:
-            dags |= dags_of(read_run_entry(file))
+            dags |= dags_of(read_run_entry(file), wanted)
         except ContractError:
             logger.exception("no DAG is made for %s", file)
     return dags
 
 
-def dags_of(entry: RunEntry) -> dict[str, DAG]:
-    """Return the DAGs of a run by id: the one that trains, and the one that reports on its rollouts, if asked for."""
-    made = [build_run_dag(entry), *([build_quality_dag(entry)] if entry.has_quality_report else [])]
-    return {dag.dag_id: dag for dag in made}
+def dags_of(entry: RunEntry, wanted: str | None = None) -> dict[str, DAG]:
+    """Return the DAGs of a run by id: training, scoring again, and the reports on its rollouts, if asked for.
+
+    Args:
+        entry: The run's entry.
+        wanted: The one DAG that is needed, or None for all.
+    """
+    makers = {DAG_PREFIX: build_run_dag, RESCORE_PREFIX: build_rescore_dag}
+    if entry.has_quality_report:
+        makers[QUALITY_PREFIX] = build_quality_dag
+    ids = {f"{prefix}{entry.run}": make for prefix, make in makers.items()}
+    return {dag_id: make(entry) for dag_id, make in ids.items() if wanted in (None, dag_id)}
 
 
 def build_run_dag(entry: RunEntry) -> DAG:

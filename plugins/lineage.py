@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stages.contract import StageName
 from storage.errors import InvalidNameError, StorageError
-from storage.layout import Kind, Split, parse_key
+from storage.layout import Split
 from storage.manifest import load_manifest
+from storage.parsed_keys import Kind, parse_key
 from storage.rollout_schema import COLUMNS, Family
 from storage.store import Store
 

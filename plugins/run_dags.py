@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from airflow.sdk import DAG
 from pydantic import ValidationError
 
-from plugins.iteration_dag import build_run_dags, dags_of
-from plugins.quality_dag import QUALITY_PREFIX
-from stages.home import DAG_PREFIX, WORKER_VARIABLE, MotleyHome
+from plugins.iteration_dag import PREFIXES, build_run_dags, dags_of
+from stages.home import WORKER_VARIABLE, MotleyHome
 from stages.run_entry import RunEntry, list_run_entries
 from storage.errors import StorageError
 from storage.runs import load_run
@@ -33,12 +32,12 @@ def find_run_dags(environment: Mapping[str, str], wanted: str | None) -> dict[st
     """
     home = MotleyHome.from_environment(environment)
     found = build_run_dags(list_run_entries(home.runs_dir), wanted=wanted)
-    prefix = next((known for known in (DAG_PREFIX, QUALITY_PREFIX) if (wanted or "").startswith(known)), None)
+    prefix = next((known for known in PREFIXES if (wanted or "").startswith(known)), None)
     if found or wanted is None or WORKER_VARIABLE not in environment or prefix is None:
         return found
     roots = json.loads(environment[WORKER_VARIABLE])["roots"]
     entry = entry_in_roots(wanted.removeprefix(prefix), roots)
-    return {} if entry is None else dags_of(entry)
+    return {} if entry is None else dags_of(entry, wanted)
 
 
 def entry_in_roots(run: str, roots: list[str]) -> RunEntry | None:

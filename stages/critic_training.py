@@ -18,7 +18,6 @@ from stages.critic_versions import (
     load_critic,
     publish_critic_version,
 )
-from stages.engine_pool import canary_of
 from stages.engines.client import RemoteEngine
 from stages.engines.protocol import CriticOutcome, CriticTrainingRequest
 from stages.errors import ContractError
@@ -29,6 +28,7 @@ from stages.staleness.consumption import consume
 from stages.step_documents import step_document
 from stages.training_data import data_fingerprint, families_of, joined_rows
 from stages.training_rows import PreparedRows, mini_batches, prepare_rows
+from stages.weights_proof import canary_of
 from storage.critics import Critic
 from storage.documents import fingerprint
 from storage.layout import critic_folder, manifest_key

@@ -10,7 +10,6 @@ keeps the lock; who takes any version within its bounds (rollouts) holds it whil
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from plans.plan import Replica, TaskPlan
 from plans.workflow import RlTask
-from stages.engines.canary import CanaryRecord, check_canary
+from stages.engines.canary import check_canary
 from stages.engines.client import RemoteEngine
 from stages.engines.file_lock import exclusive
 from stages.engines.gang_place import GangPlace
@@ -34,6 +33,7 @@ from stages.sharding import machine_of
 from stages.single_machine_plan import CPU
 from stages.spec.execution import LoraSpec
 from stages.training_launch import CRITIC_ENGINE, SPLITTING_ENGINES, trainer_options
+from stages.weights_proof import WeightsProof, canary_of
 from storage.policies import Policy
 
 if TYPE_CHECKING:  # stages.context makes the pool
@@ -331,7 +331,7 @@ class EnginePool:
         files = loadable_policy(context, policy)
         engine = self._acquire(launch, self.base_directory)
         info = engine.info()
-        proof = _Proof(context.state_dir, engine, policy)
+        proof = WeightsProof(context.state_dir, engine, policy)
         if (info.policy_version, info.weights_hash) == (policy.version, policy.weights_hash) and proof.stands():
             return engine, False
         context.log("load", role=launch.role, engine=launch.name, version=policy.version)
@@ -348,49 +348,6 @@ class EnginePool:
     def _prove(self, engine: RemoteEngine, policy: Policy, max_gap: float) -> None:
         record = canary_of(policy)
         check_canary(record, engine.score(record.rows), max_gap=max_gap, engine=engine.record.describe())
-
-
-def canary_of(policy: Policy) -> CanaryRecord:
-    """Return the canary that the trainer stored with a policy version.
-
-    Raises:
-        ContractError: the policy has none.
-    """
-    document = policy.manifest.metadata.get("canary")
-    if not isinstance(document, dict):
-        raise ContractError(
-            f"policy version {policy.version} of run {policy.run} carries no canary in {policy.manifest.key}, so no "
-            "engine can be proved to hold it; publish it with the stages of this version."
-        )
-    return CanaryRecord.from_json(document)
-
-
-class _Proof:
-    """A local note that a live process was proved to hold a policy version, so that every stage need not repeat it."""
-
-    def __init__(self, state_dir: Path, engine: RemoteEngine, policy: Policy) -> None:
-        record = engine.record
-        self._path = state_dir / "canary" / f"{record.identity}.json"
-        self._content = {
-            "pid": record.pid,
-            "process_started_at": record.process_started_at,
-            "policy_version": policy.version,
-            "weights_hash": policy.weights_hash,
-        }
-
-    def stands(self) -> bool:
-        """Whether this very process was proved to hold these weights."""
-        try:
-            return bool(json.loads(self._path.read_text(encoding="utf-8")) == self._content)
-        except (OSError, ValueError):
-            return False
-
-    def record(self) -> None:
-        """Note the proof."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(self._content), encoding="utf-8")
-        temporary.replace(self._path)
 
 
 def _threads(engine: str, cores: Sequence[str]) -> int:

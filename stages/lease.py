@@ -18,8 +18,8 @@ from typing import BinaryIO, Final
 from stages.engines.file_lock import hold_exclusively
 from stages.errors import EngineUnavailableError
 from storage.errors import ObjectMissingError
-from storage.layout import escape_name
 from storage.leases import release_lease, take_lease
+from storage.names import escape_name
 from storage.store import Store
 
 KEPT_FOR_GOOD: Final = 0

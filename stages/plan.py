@@ -24,7 +24,7 @@ from stages.sharding import machine_of
 from stages.staleness.drift_watch import cheaper_change, has_drifted, have_same_devices, wins_back
 from storage import layout
 from storage.errors import AlreadyPublishedError
-from storage.layout import escape_name
+from storage.names import escape_name
 from storage.runs import decide_plan, decided_plan, write_plan
 
 

@@ -15,7 +15,6 @@ from pydantic import JsonValue
 from plans.workflow import RlTask
 from stages.context import StageContext, StageOutcome
 from stages.critic_versions import make_first_critic, publish_critic_version
-from stages.engine_pool import canary_of
 from stages.engines.canary import NUM_ROWS, canary_rows
 from stages.failures import raise_recorded_failure
 from stages.gang_layout import has_several_machines
@@ -25,6 +24,7 @@ from stages.publish import publish_version
 from stages.reward_model import WEIGHTS_KEY, reward_model_files
 from stages.single_machine_plan import CPU
 from stages.staleness.buffer import RolloutBuffer
+from stages.weights_proof import canary_of
 from storage.checkpoints import load_checkpoint
 from storage.errors import CorruptObjectError, ObjectMissingError
 from storage.layout import checkpoint_folder, critic_folder, manifest_key, policy_folder

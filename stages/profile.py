@@ -13,7 +13,7 @@ from stages.errors import StageError
 from stages.single_machine_plan import CPU
 from storage import layout
 from storage.errors import AlreadyPublishedError, ObjectMissingError
-from storage.layout import escape_name
+from storage.names import escape_name
 from storage.runs import read_profile, write_profile
 from storage.store import Store
 

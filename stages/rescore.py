@@ -1,8 +1,9 @@
 """Score committed completions again, with other rewards: `python -m stages.rescore --request FILE`.
 
 What the run was trained on stays as it is. The new scores are plain Parquet beside the old ones, one file per
-iteration, partitioned by run and iteration as an export is. A process of its own in the engines' environment, where the
-verifiers' libraries are; it prints one JSON line per iteration and exits like a stage.
+iteration, partitioned by run and iteration as an export is. Scoring again gives the same files. A process of its own in
+the engines' environment (`stages.rescore_process` starts it); it prints one JSON line per iteration and exits like a
+stage.
 """
 
 from __future__ import annotations
@@ -14,57 +15,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from stages.data.dataset import load_dataset
 from stages.data.rows import PromptRow
 from stages.data.spec import DataSpec
 from stages.errors import ContractError, DataError, SpecFaultsError, StageError
+from stages.rescore_process import BAD_INPUT, RescoreRequest
 from stages.rewards.protocol import RewardResult, ScoringItem
 from stages.rewards.registry import reward_faults
 from stages.rewards.spec import RewardsSpec
 from stages.rewards.summary import check_verifiers_work
 from stages.runs import load_run
 from stages.verifiers import may_call_python, open_pool
-from storage.errors import StorageError
+from storage.errors import InvalidInputError, StorageError
 from storage.exports import partition_key
-from storage.iterations import find_iterations
-from storage.layout import Split
+from storage.iterations import find_iterations, find_shards
+from storage.layout import RESCORED_NAME, rescored_folder
 from storage.parquet_io import encode_table
+from storage.parsed_keys import parse_key
 from storage.regional_view import run_stores, view_of
 from storage.rollout_schema import Family, FinishReason
 from storage.rollouts import has_rollouts, read_rollouts
+from storage.scores import ScoresRecord, claim_scores
 from storage.store import Store, open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FILE_NAME: Final = "rescored.parquet"
-"""File of one iteration."""
-
 _KEPT: Final = ("row_id", "prompt_id", "sample_index", "completion_text", "gold_answer", "finish_reason")
 _SCORED: Final = ("reward", "reward_status")
-
-
-class RescoreRequest(BaseModel):
-    """What is scored, with what, and where the scores go."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    root: str
-    """Root of the run's home store."""
-    run: str
-    """Run name."""
-    rewards: dict[str, Any]
-    """Section `rewards`, as a job file has it."""
-    target: str
-    """Root of the results."""
-    split: Split = Split.TRAIN
-    """Train or eval."""
-    first: int = Field(default=0, ge=0)
-    """First iteration (split eval: policy version)."""
-    last: int | None = Field(default=None, ge=0)
-    """Last iteration; null = the newest that there is."""
 
 
 def rescore(request: RescoreRequest) -> Iterator[dict[str, Any]]:
@@ -76,25 +56,36 @@ def rescore(request: RescoreRequest) -> Iterator[dict[str, Any]]:
 
     Raises:
         SpecFaultsError: faults of the reward section, all of them.
-        ContractError: no such run, no such iterations, or the dataset lacks prompts that were sampled.
+        ContractError: no such run, iterations that are not done, or the dataset lacks prompts that were sampled.
+        InvalidInputError: scores of other rewards lie at the target, or the name can't be a name.
         DataError: the dataset can't be read.
         RewardError: the verifiers can't be set up, or failed on every completion.
     """
     rewards = _rewards(request.rewards)
-    job, target = load_run(request.root, request.run).job, open_store(request.target)
-    store = view_of(run_stores(open_store(request.root), request.run))
+    job, home = load_run(request.root, request.run).job, open_store(request.root)
+    target, folder = _place(request, home)
+    store = view_of(run_stores(home, request.run))
     if rewards.reward_model is not None:
         raise SpecFaultsError("rewards", ["reward_model needs the engines of a run; only rules can score again."])
     iterations = _iterations(store, request)
     prompts = _prompts(job.data)
+    record = ScoresRecord(run=request.run, split=request.split, rewards=rewards.model_dump(mode="json"))
     with open_pool(rewards) as pool:
         for iteration in iterations:
             table = _read(store, request, iteration)
             results = pool.score(_items(table, prompts, request.run))
             check_verifiers_work(results)
-            key = partition_key(request.run, iteration, FILE_NAME)
+            claim_scores(target, folder, record)
+            key = f"{folder}/{partition_key(request.run, iteration, RESCORED_NAME)}".removeprefix("/")
             target.publish(key, encode_table(_with_scores(table, results)))
             yield {"iteration": iteration, **_summary(table, results), "file": key}
+
+
+def _place(request: RescoreRequest, home: Store) -> tuple[Store, str]:
+    """Return the store of the results and the folder in it."""
+    if request.name is not None:
+        return home, rescored_folder(request.run, request.name, request.split)
+    return open_store(str(request.target)), ""
 
 
 def _rewards(section: Mapping[str, Any]) -> RewardsSpec:
@@ -109,16 +100,20 @@ def _rewards(section: Mapping[str, Any]) -> RewardsSpec:
 
 
 def _iterations(store: Store, request: RescoreRequest) -> list[int]:
-    there = [k for k in find_iterations(store, request.run) if has_rollouts(store, request.run, k, split=request.split)]
+    """Return the iterations to score, all of whose rollouts are committed."""
+    run, split = request.run, request.split
+    shards = find_shards(store, run, Family.ROLLOUTS, split, find_iterations(store, run))
+    there = sorted({number for shard in shards if (number := parse_key(shard.key).number) is not None})
     last = request.last if request.last is not None else max(there, default=0)
     wanted = [k for k in there if request.first <= k <= last]
     missing = sorted(set(range(request.first, last + 1)) - set(there)) if request.last is not None else []
     if missing or not wanted:
         span = f"{there[0]} to {there[-1]}" if there else "none"
+        named = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
         raise ContractError(
-            f"run {request.run} has no committed rollouts ({request.split}) of iteration(s) "
-            f"{', '.join(map(str, missing[:5])) or request.first}; there are: {span}.",
-            run=request.run,
+            f"run {run} has no complete rollouts ({split}) of iteration(s) {named or request.first} (yet); there are: "
+            f"{span}. Score those, and the others when they are done.",
+            run=run,
         )
     return wanted
 
@@ -208,10 +203,10 @@ def main() -> int:
             sys.stdout.flush()
     except SpecFaultsError as error:
         sys.stderr.writelines(f"{fault}\n" for fault in error.faults)
-        return 2
+        return BAD_INPUT
     except (StageError, StorageError) as error:
         sys.stderr.write(f"{error}\n")
-        return 2 if isinstance(error, ContractError | DataError) else 1
+        return BAD_INPUT if isinstance(error, ContractError | DataError | InvalidInputError) else 1
     return 0
 
 

@@ -17,8 +17,9 @@ from stages.rewards.summary import check_verifiers_work
 from stages.rollout_shards import Shard
 from stages.verifiers import open_pool
 from storage.documents import fingerprint
-from storage.layout import Split, parse_key
+from storage.layout import Split
 from storage.manifest import Manifest
+from storage.parsed_keys import parse_key
 from storage.rollout_schema import Family, FinishReason
 from storage.rollouts import find_shard, write_family
 

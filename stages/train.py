@@ -16,7 +16,6 @@ from pydantic import JsonValue
 
 from plans.workflow import RlTask
 from stages.context import StageContext, StageOutcome
-from stages.engine_pool import canary_of
 from stages.engines.canary import SAME_ENGINE_GAP, check_canary
 from stages.engines.client import RemoteEngine
 from stages.engines.protocol import TrainingOutcome, TrainingRequest
@@ -34,6 +33,7 @@ from stages.step_documents import step_document
 from stages.training_columns import training_columns
 from stages.training_data import data_fingerprint, families_of, joined_rows
 from stages.training_rows import PreparedRows, mini_batches, prepare_rows
+from stages.weights_proof import canary_of
 from storage.checkpoints import load_checkpoint
 from storage.documents import fingerprint
 from storage.layout import checkpoint_folder, manifest_key, policy_folder

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from storage.errors import ObjectMissingError
 from storage.iterations import find_iterations
-from storage.layout import Split, run_folder
+from storage.layout import Split, partition_folder, run_folder
 from storage.parquet_io import encode_table
 from storage.rollout_queries import json_value
 from storage.rollout_schema import COLUMNS, Family, arrow_schema
@@ -109,7 +109,7 @@ def export_rollouts(
 
 def partition_key(run: str, iteration: int, file_name: str) -> str:
     """Return the key of an iteration's file in a hive-partitioned folder."""
-    return f"run={run_folder(run)}/iteration={iteration}/{file_name}"
+    return f"{partition_folder(run, iteration)}/{file_name}"
 
 
 def _read(store: Store, run: str, iteration: int, split: Split) -> tuple[tuple[Family, ...], pa.Table]:

@@ -1,4 +1,4 @@
-"""Every object key of a region's root as a function, the inverse parser, and the rules for names.
+"""Every object key of a region's root as a function; the inverse is `storage.parsed_keys`.
 
 Keys are relative to the store's root, use ``/`` and hold no empty, ``.`` or ``..`` segment. An *artefact* is a
 folder with one ``manifest.json`` and, per attempt, one folder of data objects::
@@ -20,6 +20,7 @@ folder with one ``manifest.json`` and, per attempt, one folder of data objects::
     <run>/alerts/<matter>.json
     <run>/metrics/manifest.json             and <run>/metrics/<attempt>/metrics.parquet
     <run>/superseded/<n>/<key of a manifest or record>
+    <run>/rescored/<name>/<split>/run=<run>/scores.json and .../iteration=<k>/rescored.parquet
 
 The run's name is the first segment of every key, so a fresh run can never pick up another run's objects.
 For evaluations ``<k>`` is the policy version that was evaluated (version k is the policy that iteration k starts
@@ -28,11 +29,10 @@ from), so the initial policy has a place at ``iterations/0/eval`` and the final 
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from enum import StrEnum
 
 from storage.errors import InvalidNameError
+from storage.names import NUMBER, check_name, escape_name
 
 MANIFEST_NAME = "manifest.json"
 """File name of the one object that makes an artefact visible."""
@@ -43,11 +43,11 @@ ROWS_NAME = "rows.parquet"
 METRICS_NAME = "metrics.parquet"
 """File name of the data object of the exported metrics."""
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~-]{0,126}\Z")
-_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~-]{0,131}\Z")
-_NUMBER = re.compile(r"(0|[1-9][0-9]{0,17})\Z")
-_SHARD = re.compile(r"shard-([0-9]{5,9})\Z")
-_KEPT = re.compile(r"[A-Za-z0-9_-]")
+RESCORED_NAME = "rescored.parquet"
+"""File name of an iteration's scores by other rewards."""
+
+SCORES_NAME = "scores.json"
+"""File name of the document that says which rewards gave the scores beside it."""
 
 
 class Split(StrEnum):
@@ -58,103 +58,6 @@ class Split(StrEnum):
 
     EVAL = "eval"
     """Held-out measurement; never trained on."""
-
-
-class Kind(StrEnum):
-    """What an object key names."""
-
-    RUN_RECORD = "run_record"
-    PROFILE = "profile"
-    PLAN = "plan"
-    ITERATION_RECORD = "iteration_record"
-    ITERATION_PLAN = "iteration_plan"
-    QUALITY = "quality"
-    SHARD = "shard"
-    POLICY_HEAD = "policy_head"
-    POLICY = "policy"
-    CHECKPOINT_INDEX = "checkpoint_index"
-    CHECKPOINT = "checkpoint"
-    CRITIC = "critic"
-    LEASE = "lease"
-    RETENTION = "retention"
-    METRICS = "metrics"
-    SUPERSEDED = "superseded"
-    ALERT = "alert"
-    GANG = "gang"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParsedKey:
-    """The parts of an object key; the inverse of the key functions."""
-
-    kind: Kind
-    """What the key names."""
-    run: str
-    """Run name."""
-    number: int | None = None
-    """Iteration, policy version, profile or plan number, or number of the rewind, whichever the kind has."""
-    family: str | None = None
-    """Column family of a shard."""
-    split: Split = Split.TRAIN
-    """Train or eval, for shards."""
-    shard: int | None = None
-    """Shard index, for shards."""
-    name: str | None = None
-    """Queue of a profile, holder of a lease, matter of an alert, task of a gang, file name of a data object, or key of
-    what a rewind set aside."""
-    attempt: str | None = None
-    """Attempt of a data object; ``None`` for the manifest of an artefact."""
-
-    @property
-    def is_data(self) -> bool:
-        """Whether the key is a data object of an artefact (as against its manifest or a single document)."""
-        return self.attempt is not None
-
-
-def check_name(name: str, what: str = "name") -> str:
-    """Return ``name`` unchanged if it may be one segment of an object key.
-
-    Args:
-        name: 1 to 127 characters of ``A-Z a-z 0-9 . _ ~ -``, first one a letter, digit or underscore.
-        what: What the name is of, for the message.
-
-    Raises:
-        InvalidNameError: The name breaks the rule.
-    """
-    if not isinstance(name, str) or not _NAME.match(name):
-        message = (
-            f"{what} {name!r} cannot be part of an object key: 1 to 127 of A-Z a-z 0-9 . _ ~ - are allowed, "
-            "starting with a letter, digit or underscore; choose another one (code that takes names from elsewhere: "
-            "storage.layout.escape_name)"
-        )
-        raise InvalidNameError(message)
-    return name
-
-
-def escape_name(text: str) -> str:
-    """Turn any text into a safe key segment, injectively: other bytes become ``~`` and two hex digits.
-
-    Args:
-        text: Any non-empty text, e.g. a data set's problem id ``../../etc``.
-
-    Raises:
-        InvalidNameError: Empty, or longer than 127 characters once escaped.
-    """
-    escaped = "".join(char if _KEPT.match(char) else _escaped(char) for char in text)
-    if escaped.startswith("-"):
-        escaped = "~2d" + escaped[1:]
-    return check_name("_" + escaped if escaped.startswith(("_", "~")) else escaped, "escaped name")
-
-
-def unescape_name(name: str) -> str:
-    """Return the text that :func:`escape_name` turned into ``name``."""
-    body = name[1:] if name.startswith("_") else name
-    raw = re.sub(r"~([0-9a-f]{2})", lambda found: chr(int(found[1], 16)), body)
-    return raw.encode("latin-1").decode("utf-8", "surrogatepass")
-
-
-def _escaped(char: str) -> str:
-    return "".join(f"~{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
 
 
 def _number(value: int, what: str) -> str:
@@ -309,6 +212,17 @@ def superseded(run: str, rewind: int, key: str) -> str:
     return f"{superseded_folder(run)}/{_number(rewind, 'rewind')}/{key}"
 
 
+def rescored_folder(run: str, name: str, split: Split | str = Split.TRAIN) -> str:
+    """Folder of scores that other rewards gave to a run's completions, a hive-partitioned dataset."""
+    return f"{run_folder(run)}/rescored/{check_name(name, 'name of scores')}/{Split(split).value}"
+
+
+def partition_folder(run: str, iteration: int | None = None) -> str:
+    """Folder of a run in a hive-partitioned dataset, or of one of its iterations."""
+    folder = f"run={run_folder(run)}"
+    return folder if iteration is None else f"{folder}/iteration={_number(iteration, 'iteration')}"
+
+
 def manifest_key(folder: str) -> str:
     """Key of the manifest of an artefact."""
     return f"{folder}/{MANIFEST_NAME}"
@@ -328,88 +242,7 @@ def data_key(folder: str, attempt: str, name: str) -> str:
 
 def check_attempt(attempt: str) -> str:
     """Return ``attempt`` unchanged if it may name an attempt folder (it must not be a plain number)."""
-    if _NUMBER.match(check_name(attempt, "attempt")) or attempt.endswith(".json"):
+    if NUMBER.match(check_name(attempt, "attempt")) or attempt.endswith(".json"):
         message = f"attempt {attempt!r} is refused: a plain number or *.json could be taken for another object"
         raise InvalidNameError(message)
     return attempt
-
-
-def parse_key(key: str) -> ParsedKey:
-    """Say what an object key names; the inverse of the key functions.
-
-    Raises:
-        InvalidNameError: No key function of this module gives that key.
-    """
-    run, *rest = key.split("/")
-    parsed = _parse_rest(run, rest) if _NAME.match(run) and all(_SEGMENT.match(part) for part in rest) else None
-    if parsed is None:
-        message = f"object key {key!r} is none of Motley's layout"
-        raise InvalidNameError(message, key=key)
-    return parsed
-
-
-_SINGLE = {
-    "run.json": Kind.RUN_RECORD,
-    "retention.json": Kind.RETENTION,
-    "policies/head.json": Kind.POLICY_HEAD,
-    "trainer/index.json": Kind.CHECKPOINT_INDEX,
-}
-
-_VERSIONED = {"policies": Kind.POLICY, "trainer": Kind.CHECKPOINT, "critics": Kind.CRITIC}
-
-
-def _parse_rest(run: str, rest: list[str]) -> ParsedKey | None:
-    if (kind := _SINGLE.get("/".join(rest))) is not None:
-        return ParsedKey(kind=kind, run=run)
-    match rest:
-        case ["profiles", number, name] if _NUMBER.match(number) and name.endswith(".json") and name != ".json":
-            return ParsedKey(kind=Kind.PROFILE, run=run, number=int(number), name=name[:-5])
-        case ["profiles" | "plans" as part, name] if name.endswith(".json") and _NUMBER.match(name[:-5]):
-            kind = Kind.PROFILE if part == "profiles" else Kind.PLAN
-            return ParsedKey(kind=kind, run=run, number=int(name[:-5]))
-        case ["leases", name] if name.endswith(".json"):
-            return ParsedKey(kind=Kind.LEASE, run=run, name=name[:-5])
-        case ["alerts", name] if name.endswith(".json"):
-            return ParsedKey(kind=Kind.ALERT, run=run, name=name[:-5])
-        case ["superseded", number, *tail] if _NUMBER.match(number):
-            before = _parse_rest(run, tail)
-            is_usable = before is not None and not before.is_data and before.kind is not Kind.SUPERSEDED
-            named = ParsedKey(kind=Kind.SUPERSEDED, run=run, number=int(number), name="/".join(tail))
-            return named if is_usable else None
-        case ["metrics", *tail]:
-            return _parse_artefact(ParsedKey(kind=Kind.METRICS, run=run), tail)
-        case ["policies" | "trainer" | "critics" as part, number, *tail] if _NUMBER.match(number):
-            return _parse_artefact(ParsedKey(kind=_VERSIONED[part], run=run, number=int(number)), tail)
-        case ["iterations", number, *tail] if _NUMBER.match(number):
-            return _parse_iteration(run, int(number), tail)
-    return None
-
-
-def _parse_iteration(run: str, iteration: int, rest: list[str]) -> ParsedKey | None:
-    if rest == ["record.json"]:
-        return ParsedKey(kind=Kind.ITERATION_RECORD, run=run, number=iteration)
-    if rest == ["plan.json"]:
-        return ParsedKey(kind=Kind.ITERATION_PLAN, run=run, number=iteration)
-    if rest == ["quality.json"]:
-        return ParsedKey(kind=Kind.QUALITY, run=run, number=iteration)
-    if len(rest) in (3, 4) and rest[0] == "gangs" and rest[-1].endswith(".json"):
-        is_gang = _NUMBER.match(rest[2].removesuffix(".json")) and (len(rest) == 3 or not rest[2].endswith(".json"))
-        return ParsedKey(kind=Kind.GANG, run=run, number=iteration, name=rest[1]) if is_gang else None
-    split = Split.EVAL if len(rest) > 3 and rest[0] == "eval" and _SHARD.match(rest[2]) else Split.TRAIN
-    rest = rest[1:] if split is Split.EVAL else rest
-    if len(rest) < 3 or not (found := _SHARD.match(rest[1])):
-        return None
-    shard = int(found[1])
-    if f"shard-{shard:05d}" != rest[1]:
-        return None
-    base = ParsedKey(kind=Kind.SHARD, run=run, number=iteration, family=rest[0], split=split, shard=shard)
-    return _parse_artefact(base, rest[2:])
-
-
-def _parse_artefact(base: ParsedKey, rest: list[str]) -> ParsedKey | None:
-    if rest == [MANIFEST_NAME]:
-        return base
-    if len(rest) < 2 or _NUMBER.match(rest[0]) or rest[0].endswith(".json"):
-        return None
-    fields = {name: getattr(base, name) for name in ParsedKey.__slots__}
-    return ParsedKey(**{**fields, "attempt": rest[0], "name": "/".join(rest[1:])})

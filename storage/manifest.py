@@ -24,7 +24,8 @@ from storage.errors import (
     ObjectMissingError,
     SchemaVersionError,
 )
-from storage.layout import check_attempt, check_name, data_key, manifest_key
+from storage.layout import check_attempt, data_key, manifest_key
+from storage.names import check_name
 from storage.ranged_reads import COPY_BYTES
 from storage.store import Store
 

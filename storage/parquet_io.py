@@ -53,6 +53,26 @@ def encode_table(table: pa.Table) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
+def decode_table(data: bytes, where: str) -> pa.Table:
+    """Return the table that `encode_table` made.
+
+    Args:
+        data: Content of the file.
+        where: What it is, for the message.
+
+    Raises:
+        CorruptObjectError: It is no whole Parquet file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        message = f"{where} is no complete Parquet file ({error}); make it again"
+        raise CorruptObjectError(message) from error
+
+
 def sorted_table(table: pa.Table, order: Sequence[str]) -> pa.Table:
     """Return the table sorted by columns, ascending; itself if it is sorted already."""
     import numpy as np

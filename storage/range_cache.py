@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from storage.errors import InvalidNameError
-from storage.layout import Kind, parse_key
+from storage.parsed_keys import Kind, parse_key
 from storage.ranged_reads import open_ranges
 from storage.store import Store
 

@@ -20,14 +20,12 @@ from storage.documents import model_bytes
 from storage.errors import CorruptObjectError, InvalidInputError, InvalidNameError, ObjectMissingError
 from storage.layout import (
     MANIFEST_NAME,
-    Kind,
     checkpoint_folder,
     checkpoints_folder,
     critic_folder,
     critics_folder,
     iteration_record,
     manifest_key,
-    parse_key,
     policies_folder,
     policy_folder,
     retention_ledger,
@@ -35,6 +33,7 @@ from storage.layout import (
 )
 from storage.leases import RetentionLedger, leased_folders, live_leases, read_ledger
 from storage.manifest import find_valid, load_manifest
+from storage.parsed_keys import Kind, parse_key
 from storage.policies import head_version
 from storage.policy_copies import bases_needed
 from storage.posix_store import TEMPORARY_PREFIX

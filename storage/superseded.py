@@ -14,8 +14,9 @@ from datetime import datetime
 from storage.checkpoints import read_index, set_index
 from storage.documents import read_model
 from storage.errors import CorruptObjectError, InvalidNameError, ObjectMissingError, PolicyVersionError
-from storage.layout import Kind, ParsedKey, Split, parse_key, run_folder, superseded, superseded_folder
+from storage.layout import Split, run_folder, superseded, superseded_folder
 from storage.manifest import MANIFEST_FORMAT, Manifest
+from storage.parsed_keys import Kind, ParsedKey, parse_key
 from storage.policies import PolicyHead, num_rollbacks, read_head, resolve_policy, roll_back_head
 from storage.store import Store
 
@@ -112,14 +113,15 @@ def _is_later(key: str, version: int) -> bool:
     return not parsed.is_data and parsed.number is not None and _first_version_after(parsed) > version
 
 
-_OF_ITERATIONS = (Kind.SHARD, Kind.ITERATION_RECORD, Kind.ITERATION_PLAN, Kind.QUALITY, Kind.GANG)
+_OF_ITERATIONS = (
+    Kind.SHARD, Kind.ITERATION_RECORD, Kind.ITERATION_PLAN, Kind.QUALITY, Kind.GANG, Kind.RESCORED,
+)  # fmt: skip
 
 
 def _first_version_after(parsed: ParsedKey) -> int:
     """Return the policy version from which on an object is the future; -1 for what no rewind concerns."""
     number = parsed.number or 0
-    if parsed.kind in (Kind.POLICY, Kind.CHECKPOINT, Kind.CRITIC) or (
-        parsed.kind is Kind.SHARD and parsed.split is Split.EVAL
-    ):
+    is_evaluation = parsed.kind in (Kind.SHARD, Kind.RESCORED) and parsed.split is Split.EVAL
+    if is_evaluation or parsed.kind in (Kind.POLICY, Kind.CHECKPOINT, Kind.CRITIC):
         return number
     return number + 1 if parsed.kind in _OF_ITERATIONS else -1

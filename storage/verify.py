@@ -16,17 +16,19 @@ from storage.checkpoints import INDEX_FORMAT, CheckpointIndex
 from storage.critics import resolve_critic
 from storage.documents import check_format, parse_json, read_model
 from storage.errors import InvalidNameError, ObjectMissingError, StorageError
-from storage.layout import Kind, ParsedKey, Split, parse_key
+from storage.layout import Split
 from storage.leases import LEASE_FORMAT, RETENTION_FORMAT, Lease, RetentionLedger
 from storage.manifest import Manifest, check_schema_version, load_manifest, part_faults
 from storage.near_parts import near_parts
-from storage.parquet_io import read_table
+from storage.parquet_io import decode_table, read_table
+from storage.parsed_keys import Kind, ParsedKey, parse_key
 from storage.policies import HEAD_FORMAT, PolicyHead, resolve_policy
 from storage.posix_store import TEMPORARY_PREFIX
 from storage.regional_view import view_of
 from storage.rollout_schema import COLUMNS, SCHEMA_VERSION, Family
 from storage.rollouts import read_rollouts
 from storage.runs import ITERATION_FORMAT, ITERATION_PLAN_FORMAT, RUN_FORMAT, IterationPlan, IterationRecord, RunRecord
+from storage.scores import SCORES_FORMAT, ScoresRecord
 from storage.store import Store
 
 _MODELS: dict[Kind, tuple[type[BaseModel], str]] = {
@@ -38,6 +40,7 @@ _MODELS: dict[Kind, tuple[type[BaseModel], str]] = {
     Kind.LEASE: (Lease, LEASE_FORMAT),
     Kind.ALERT: (Alert, ALERT_FORMAT),
     Kind.RETENTION: (RetentionLedger, RETENTION_FORMAT),
+    Kind.RESCORED: (ScoresRecord, SCORES_FORMAT),
 }
 
 Progress = Callable[[int, int, str], None]
@@ -153,7 +156,8 @@ def _verify_store(
         elif key.endswith(f"/{layout.MANIFEST_NAME}"):
             named |= _check_artefact(store, key, parsed, report, is_hash_checked=is_hash_checked)
         else:
-            _check_document(store, key, parsed, report)
+            check = _check_scores if key.endswith(f"/{layout.RESCORED_NAME}") else _check_document
+            check(store, key, parsed, report)
     uncommitted = "belongs to an attempt that never committed, or that a later one replaced"
     report.findings += [Finding(Severity.WARNING, key, uncommitted) for key in data if key not in named]
     if layout.run_record(run) not in keys:
@@ -247,6 +251,15 @@ def _check_document(store: Store, key: str, parsed: ParsedKey, report: VerifyRep
     except ObjectMissingError as error:
         if parsed.kind is not Kind.LEASE:  # a lease that was given back meanwhile is no fault
             report.findings.append(Finding(Severity.ERROR, key, str(error)))
+    except StorageError as error:
+        report.findings.append(Finding(Severity.ERROR, key, str(error)))
+
+
+def _check_scores(store: Store, key: str, _: ParsedKey, report: VerifyReport) -> None:
+    """Check that a table of scores, which no manifest names, can be read."""
+    report.num_documents += 1
+    try:
+        decode_table(store.read_bytes(key), f"{store.url}/{key}")
     except StorageError as error:
         report.findings.append(Finding(Severity.ERROR, key, str(error)))
 

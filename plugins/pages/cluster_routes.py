@@ -16,7 +16,7 @@ from plugins.pages.render import Pages
 from plugins.pages.run_source import PageRun
 from stages.home import dag_id_of
 from storage.errors import ObjectMissingError, StorageError
-from storage.layout import escape_name
+from storage.names import escape_name
 from storage.runs import read_profile
 
 _LATE_S: Final = 50.0

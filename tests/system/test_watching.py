@@ -1,4 +1,7 @@
-"""A deployment that watches: alarms, a stall and a failure reach a notifier, and a data team's DAG follows the run."""
+"""A deployment that watches: alarms, a stall and a failure reach a notifier, and a data team's DAG follows the run.
+
+What it sampled is scored again by a DAG that is triggered over REST.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from cli.deployment_api import AirflowApi
 from plugins.quality_dag import QUALITY_PREFIX
+from plugins.rescore_dag import RESCORE_PREFIX
 from stages.home import ENGINES_PYTHON_VARIABLE, dag_id_of
 from storage.alerts import list_alerts
 from storage.errors import ObjectMissingError
@@ -142,3 +148,61 @@ def test_every_iteration_has_a_quality_report_made_by_a_dag_of_its_own(deployed:
     with AirflowApi(deployed.record.url) as api:
         assert api.num_versions(f"{QUALITY_PREFIX}tiny") == 1
         assert api.num_versions(dag_id_of("tiny")) == 1
+
+
+RESCORE_DAG = f"{RESCORE_PREFIX}tiny"
+FORM: dict[str, Any] = {
+    "name": "strict", "first": 1, "last": 3, "reward": "format", "options": {"pattern": "no answer is like this"},
+}  # fmt: skip
+
+
+def triggered(found: Deployment, form: dict[str, Any]) -> httpx.Response:
+    """Trigger the DAG that scores again, as the form in Airflow's UI does."""
+    with httpx.Client(base_url=found.record.url, timeout=120.0) as client:
+        token = client.get("/auth/token").json()["access_token"]
+        return client.post(
+            f"/api/v2/dags/{RESCORE_DAG}/dagRuns", json={"logical_date": None, "conf": form},
+            headers={"Authorization": f"Bearer {token}"},
+        )  # fmt: skip
+
+
+def scored_again(found: Deployment, form: dict[str, Any]) -> str:
+    """Return the state in which a DAG run with this form ends."""
+    answer = triggered(found, form)
+    assert answer.is_success, answer.text
+    run_id = answer.json()["dag_run_id"]
+
+    def ended() -> str | None:
+        with AirflowApi(found.record.url) as api:
+            runs = {run["dag_run_id"]: str(run["state"]) for run in api.dag_runs(RESCORE_DAG)}
+        return runs[run_id] if runs[run_id] in ("success", "failed") else None
+
+    return str(until(ended, f"the end of {run_id}"))
+
+
+def test_iterations_are_scored_again_from_airflow_and_the_same_form_makes_the_same_files(deployed: Deployment) -> None:
+    """Every answer matched; the reward of the form wants what none of them has."""
+    assert scored_again(deployed, FORM) == "success"
+    folder = deployed.home.store_dir / "tiny" / "rescored" / "strict" / "train" / "run=tiny"
+    files = [folder / f"iteration={k}" / "rescored.parquet" for k in (1, 2, 3)]
+    assert sorted(folder.rglob("*.parquet")) == files
+    for file in files:
+        table = pq.read_table(file, columns=["reward", "reward_before"], partitioning=None).to_pydict()
+        assert {value for value in table["reward"] if value is not None} == {0.0}
+        assert {value for value in table["reward_before"] if value is not None} == {1.0}
+    before = [file.read_bytes() for file in files]
+    assert scored_again(deployed, FORM) == "success"
+    assert [file.read_bytes() for file in files] == before
+
+
+@pytest.mark.parametrize("changes", [{"last": ITERATIONS}, {"options": {"pattern": "another"}}])
+def test_what_cannot_be_scored_fails_at_once(deployed: Deployment, changes: dict[str, Any]) -> None:
+    """Iterations that are not done, and another reward under a name that is taken."""
+    assert scored_again(deployed, FORM | changes) == "failed"
+    with AirflowApi(deployed.record.url) as api:
+        assert api.num_versions(RESCORE_DAG) == 1
+
+
+def test_form_with_impossible_values_is_refused_before_anything_runs(deployed: Deployment) -> None:
+    assert triggered(deployed, FORM | {"name": "../up"}).status_code == httpx.codes.BAD_REQUEST
+    assert triggered(deployed, FORM | {"reward": "nonsense"}).status_code == httpx.codes.BAD_REQUEST

@@ -21,7 +21,7 @@ from plans.workflow import RlTask
 from stages.home import ENGINES_PYTHON_VARIABLE, dag_id_of
 from stages.launch import all_attempts
 from stages.runs import load_run
-from storage.layout import Kind, parse_key
+from storage.parsed_keys import Kind, parse_key
 from storage.policies import head_version, read_head, resolve_policy
 from storage.rollouts import read_rollouts
 from storage.runs import read_iteration, read_plan

@@ -149,7 +149,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_each_dag_has_one_version_however_often_it_is_read(found: dict[str, Any]) -> None:
-    assert found["versions"] == [["motley__demo", 1], ["motley_quality__demo", 1]]
+    assert found["versions"] == [["motley__demo", 1], ["motley_quality__demo", 1], ["motley_rescore__demo", 1]]
 
 
 def test_each_reported_iteration_is_a_partition_with_one_run_of_the_consumer(found: dict[str, Any]) -> None:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from storage import layout
 from storage.errors import InvalidNameError
-from storage.layout import Kind, ParsedKey, Split
+from storage.layout import Split
+from storage.names import escape_name, unescape_name
+from storage.parsed_keys import Kind, ParsedKey, parse_key
 from storage.rollout_schema import Family, group_id, prompt_id, row_id, sample_seed
 from storage.store import checked_key
 
@@ -46,8 +48,19 @@ def test_single_document_keys_parse_back(run: str, number: int, name: str) -> No
             kind=Kind.GANG, run=run, number=number, name="task"
         ),
     }
-    assert len(expected) == 12
-    assert {key: layout.parse_key(key) for key in expected} == expected
+    scores = f"{layout.rescored_folder(run, name, 'eval')}/{layout.partition_folder(run)}/scores.json"
+    scored = f"{layout.rescored_folder(run, name)}/{layout.partition_folder(run, number)}/rescored.parquet"
+    expected |= {
+        scores: ParsedKey(kind=Kind.RESCORED, run=run, name=name, split=Split.EVAL),
+        scored: ParsedKey(kind=Kind.RESCORED, run=run, name=name, number=number),
+    }
+    for key in (scores, scored):
+        later = key.removeprefix(f"{run}/")
+        expected[layout.superseded(run, number, later)] = ParsedKey(
+            kind=Kind.SUPERSEDED, run=run, number=number, name=later
+        )
+    assert len(expected) == 16
+    assert {key: parse_key(key) for key in expected} == expected
 
 
 @unhurried
@@ -70,9 +83,9 @@ def test_artefact_keys_parse_back(
     }
     for folder, fields in artefacts.items():
         manifest, data = layout.manifest_key(folder), layout.data_key(folder, attempt, name)
-        assert layout.parse_key(manifest) == ParsedKey(run=run, **fields)
-        assert layout.parse_key(data) == ParsedKey(run=run, attempt=attempt, name=name, **fields)
-        assert layout.parse_key(data).is_data
+        assert parse_key(manifest) == ParsedKey(run=run, **fields)
+        assert parse_key(data) == ParsedKey(run=run, attempt=attempt, name=name, **fields)
+        assert parse_key(data).is_data
 
 
 @unhurried
@@ -85,20 +98,18 @@ def test_different_places_have_different_keys(first: tuple[str, int, str], secon
     for one in keys(first):
         for other in keys(second):
             if one == other:
-                assert (
-                    layout.parse_key(one + "/manifest.json" if "policies" in one else one).run == first[0] == second[0]
-                )
+                assert parse_key(one + "/manifest.json" if "policies" in one else one).run == first[0] == second[0]
 
 
 @unhurried
 @given(text=st.text(min_size=1, max_size=30))
 def test_any_text_becomes_one_harmless_segment_and_comes_back(text: str) -> None:
     try:
-        name = layout.escape_name(text)
+        name = escape_name(text)
     except InvalidNameError:
         assert len(text.encode("utf-8", "surrogatepass")) * 3 > 100
         return
-    assert layout.unescape_name(name) == text
+    assert unescape_name(name) == text
     key = layout.lease("run", name)
     assert posixpath.normpath(key) == checked_key(key) == key
     assert key.count("/") == 2
@@ -119,7 +130,7 @@ def test_run_name_is_refused_unless_it_is_one_segment(text: str) -> None:
 @given(key=st.text(ALPHABET + "/", max_size=60))
 def test_parser_accepts_or_refuses_but_never_breaks(key: str) -> None:
     try:
-        parsed = layout.parse_key(key)
+        parsed = parse_key(key)
     except InvalidNameError:
         return
     assert key.startswith(f"{parsed.run}/")

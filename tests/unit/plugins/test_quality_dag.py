@@ -36,9 +36,9 @@ def context(key: str | None) -> Any:
 
 
 def test_only_a_job_that_asks_for_reports_has_the_asset_and_the_second_dag() -> None:
-    assert list(dags_of(entry(has_quality_report=False))) == [f"motley__{RUN}"]
+    assert f"motley_quality__{RUN}" not in dags_of(entry(has_quality_report=False))
     assert build_run_dag(entry(has_quality_report=False)).get_task("report").outlets == []
-    assert list(dags_of(entry())) == [f"motley__{RUN}", f"motley_quality__{RUN}"]
+    assert f"motley_quality__{RUN}" in dags_of(entry())
     outlets = {task.task_id: task.outlets for task in build_run_dag(entry()).tasks if task.outlets}
     assert outlets == {"report": [rollouts_asset(RUN)]}
 

@@ -52,5 +52,5 @@ def test_deployment_reads_its_entries_and_no_store(tmp_path: Path) -> None:
     home.runs_dir.mkdir(parents=True)
     home.run_entry_file("r").write_text(entry_of(run).to_json())
     environment = {"MOTLEY_HOME": str(home.path)}
-    assert list(find_run_dags(environment, wanted=None)) == ["motley__r"]
+    assert list(find_run_dags(environment, wanted=None)) == ["motley__r", "motley_rescore__r"]
     assert find_run_dags(environment, wanted="motley__other") == {}

@@ -8,7 +8,8 @@ import pytest
 
 from storage.alerts import Alert, list_alerts, read_alert, write_alert
 from storage.errors import CorruptObjectError
-from storage.layout import Kind, alert, parse_key
+from storage.layout import alert
+from storage.parsed_keys import Kind, parse_key
 from storage.runs import RunRecord, create_run
 from storage.store import Store, open_store
 from storage.verify import verify_run

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from storage.errors import ObjectMissingError
-from storage.layout import Kind, parse_key, quality_report
+from storage.layout import quality_report
+from storage.parsed_keys import Kind, parse_key
 from storage.quality import build_quality_report, read_quality_report, write_quality_report
 from storage.rollouts import write_family, write_rollouts
 from storage.store import Store, open_store

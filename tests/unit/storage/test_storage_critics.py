@@ -11,7 +11,8 @@ from safetensors.numpy import save
 
 from storage.critics import local_critic_folder, publish_critic, resolve_critic
 from storage.errors import AlreadyPublishedError, CorruptObjectError, ObjectMissingError, ResumeMismatchError
-from storage.layout import Kind, critic_folder, manifest_key, parse_key
+from storage.layout import critic_folder, manifest_key
+from storage.parsed_keys import Kind, parse_key
 from storage.policies import publish_policy
 from storage.retention import RetentionRule, apply_retention
 from storage.runs import IterationRecord, write_iteration

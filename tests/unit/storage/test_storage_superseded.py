@@ -5,19 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from storage import layout
 from storage.checkpoints import load_checkpoint, read_index, save_checkpoint
 from storage.errors import ObjectMissingError, PolicyVersionError
 from storage.iterations import find_iterations
-from storage.layout import Kind, parse_key
 from storage.manifest import find_valid, read_part
+from storage.parquet_io import encode_table
+from storage.parsed_keys import Kind, parse_key
 from storage.policies import head_version, publish_policy, read_head
 from storage.retention import RetentionRule, apply_retention, collect_orphans
 from storage.rollout_schema import prompt_id, row_id, sample_seed
 from storage.rollouts import read_rollouts, write_rollouts
 from storage.runs import IterationRecord, write_iteration
+from storage.scores import ScoresRecord, claim_scores
 from storage.store import Store, open_store
 from storage.superseded import (
     lineage_of_iteration,
@@ -66,6 +69,25 @@ def test_future_leaves_every_view_and_the_past_stays(store: Store) -> None:
     assert len(read_rollouts(store, RUN, 0)) == 8
     with pytest.raises(ObjectMissingError):
         read_rollouts(store, RUN, 1)
+
+
+def test_scores_by_other_rewards_go_with_what_they_score(store: Store) -> None:
+    folders = {split: layout.rescored_folder(RUN, "strict", split) for split in ("train", "eval")}
+    keys = {
+        (split, k): f"{folder}/{layout.partition_folder(RUN, k)}/rescored.parquet"
+        for split, folder in folders.items()
+        for k in range(3)
+    }
+    for key in keys.values():
+        store.publish(key, encode_table(pa.table({"reward": [1.0]})))
+    claim_scores(store, folders["train"], ScoresRecord(run=RUN, split=layout.Split.TRAIN, rewards={"terms": []}))
+    go_back(store, 1)
+    # Version 1 stays, and with it its evaluation; iteration 1 is made anew.
+    left = {place for place, key in keys.items() if store.exists(key)}
+    assert left == {("train", 0), ("eval", 0), ("eval", 1)}
+    aside = layout.superseded(RUN, 1, keys["train", 2].removeprefix(f"{RUN}/"))
+    assert store.exists(aside)
+    assert verify_run(store, RUN).findings == []
 
 
 def test_set_aside_data_is_kept_bit_for_bit_and_verified(store: Store) -> None:

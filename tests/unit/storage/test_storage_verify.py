@@ -11,7 +11,7 @@ import pytest
 
 from storage.checkpoints import save_checkpoint
 from storage.errors import ObjectMissingError
-from storage.layout import parse_key
+from storage.parsed_keys import parse_key
 from storage.policies import publish_policy, resolve_policy
 from storage.rollouts import shard_manifests, write_family, write_rollouts
 from storage.runs import IterationRecord, write_iteration
