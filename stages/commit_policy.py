@@ -16,6 +16,7 @@ from stages.rollout_shards import region_stores
 from storage.adapter_policies import base_of
 from storage.checkpoints import load_checkpoint
 from storage.errors import CorruptObjectError
+from storage.gangs import remove_gangs
 from storage.layout import (
     checkpoints_folder,
     critic_folder,
@@ -113,7 +114,9 @@ def _retain(context: StageContext) -> tuple[list[str], int]:
     copies = [store for store in region_stores(context) if store is not home]
     report = apply_retention(home, run, retention_rule(context), now, copies=copies)
     is_last = k + 1 == context.run.iterations
-    recent = [iteration_folder(run, i) for i in range(max(0, k - context.rollout_lag - 1), k + 1)]
+    recent_iterations = range(max(0, k - context.rollout_lag - 1), k + 1)
+    remove_gangs(home, run, range(k + 1) if is_last else recent_iterations, now)
+    recent = [iteration_folder(run, i) for i in recent_iterations]
     versions = [policies_folder(run), checkpoints_folder(run), critics_folder(run)]
     folders = None if is_last else [*versions, metrics_folder(run), *recent]
     orphans = [

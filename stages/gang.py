@@ -127,9 +127,14 @@ class Gang:
         self._require_whole()
         watch = self._watching()
         watch.judge_only({self._layout.lead})
-        while self._board.members()[self._layout.lead].state != "done" and not is_settled():
+        while not self._has_lead_published() and not is_settled():
             self._require_whole()
             time.sleep(watch.poll_s)
+
+    def _has_lead_published(self) -> bool:
+        # What gangs said of a committed iteration may be gone.
+        lead = self._board.members().get(self._layout.lead)
+        return lead is not None and lead.state == "done"
 
     def may_publish(self) -> None:
         """Say that the others' part is done; from now on their absence is no matter.

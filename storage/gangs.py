@@ -7,14 +7,17 @@ begin it at once write the same thing. So no decision between writers is needed,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from storage.documents import json_bytes, model_bytes, read_model
 from storage.errors import ObjectMissingError
-from storage.layout import gang_epoch, gang_member
+from storage.layout import gang_epoch, gang_member, gangs_folder
+from storage.leases import live_leases
+from storage.policies import head_version
 from storage.store import Store
 
 MEMBER_FORMAT = "motley.gang-member/1"
@@ -93,3 +96,32 @@ def update_member(store: Store, run: str, iteration: int, task: str, epoch: int,
     """Replace what a machine says of itself; by its own stage only."""
     key = gang_member(run, iteration, task, epoch, member.machine)
     store.publish(key, model_bytes(member, key))
+
+
+def remove_gangs(store: Store, run: str, iterations: Iterable[int], now: datetime) -> list[str]:
+    """Delete what gangs said of committed iterations, which nobody needs any more; return the deleted keys.
+
+    The documents of an iteration stay while an attempt lives that is in one of its gangs.
+
+    Args:
+        store: Store of the home region.
+        run: Run name.
+        iterations: Those to look at; what is not committed yet is left alone.
+        now: Current time, UTC, injected.
+
+    Raises:
+        CorruptObjectError: A lease, the head or a member can't be read; nothing of that iteration is deleted then.
+    """
+    head = head_version(store, run)
+    living = {attempt for held in live_leases(store, run, now) for attempt in held.attempts}
+    deleted = []
+    for iteration in iterations:
+        # Iteration k makes version k + 1.
+        if head is None or iteration >= head:
+            continue
+        folder = gangs_folder(run, iteration)
+        keys = [info.key for info in store.list(folder)]
+        members = [key for key in keys if key.removeprefix(f"{folder}/").count("/") == 2]
+        if living.isdisjoint(read_model(store, key, GangMember, MEMBER_FORMAT).attempt for key in members):
+            deleted += [key for key in keys if store.delete(key)]
+    return deleted

@@ -108,9 +108,14 @@ def quality_report(run: str, iteration: int) -> str:
     return f"{iteration_folder(run, iteration)}/quality.json"
 
 
+def gangs_folder(run: str, iteration: int) -> str:
+    """Folder of what the machines say that train an iteration together."""
+    return f"{iteration_folder(run, iteration)}/gangs"
+
+
 def gang_epoch(run: str, iteration: int, task: str, epoch: int) -> str:
     """Key that says that an epoch of a task's gang has begun."""
-    return f"{iteration_folder(run, iteration)}/gangs/{check_name(task, 'task')}/{_number(epoch, 'epoch')}.json"
+    return f"{gangs_folder(run, iteration)}/{check_name(task, 'task')}/{_number(epoch, 'epoch')}.json"
 
 
 def gang_member(run: str, iteration: int, task: str, epoch: int, machine: str) -> str:
