@@ -9,7 +9,7 @@ from stages.engines.training.policy_engine import PolicyEngine
 
 
 class AccelerateEngine(PolicyEngine):
-    """Whole weights on every rank, rows dealt out (data parallel); trains them, or adapters on them."""
+    """Rows dealt out to ranks (data parallel), weights whole on each or spread; trains them, or adapters on them."""
 
     def __init__(self, launch: EngineLaunch, model_dir: Path) -> None:
         """Load the model on every rank; see `RankedEngine`."""

@@ -63,8 +63,8 @@ def add_adapter(model: nn.Module, spec: LoraSpec) -> None:
 
 
 def base_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's own tensors by the names that they have without adapters."""
-    state = model.state_dict().items()
+    """Return a model's own tensors by the names that they have without adapters; a tied one is one object."""
+    state = model.state_dict(keep_vars=True).items()
     return {name.replace(".base_layer.", "."): tensor for name, tensor in state if not _is_adapter(name)}
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from stages.engines.launch import EngineLaunch
 from stages.engines.megatron_engine import MegatronEngine
-from stages.engines.weight_files import weight_files
 from tests.helpers.tiny_models import save_tokenizer
 from tests.helpers.training_cases import training_launch
 
@@ -53,24 +50,3 @@ def megatron_engine(model_dir: Path, **options: Any) -> MegatronEngine:
     engine = MegatronEngine(megatron_launch(**options), model_dir)
     engine.load_checkpoint(model_dir, None, 0, "hash-0")
     return engine
-
-
-def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a model directory."""
-    return {name: value for path in weight_files(directory) for name, value in load_file(path).items()}
-
-
-def assert_equal_tensors(
-    left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], *, absolute: float, relative: float = 0.0
-) -> None:
-    """Same names, and values within a tolerance."""
-    assert sorted(left) == sorted(right)
-    for name, value in left.items():
-        torch.testing.assert_close(
-            value, right[name], rtol=relative, atol=absolute, msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
-def metrics_of(outcome: Any, names: Sequence[str]) -> list[list[float]]:
-    """Metrics of every optimizer step."""
-    return [[step.values[name] for name in names] for step in outcome.steps]

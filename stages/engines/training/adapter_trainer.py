@@ -37,9 +37,9 @@ class AdapterTrainer(RankTrainer):
             raise EngineError("a trainer of adapters was started without a description of them; start it with one")
         return self.settings.lora
 
-    def load_module(self, dtype: torch.dtype) -> PolicyModule:
+    def load_module(self, dtype: torch.dtype, device: torch.device) -> PolicyModule:
         """Return the policy module with adapters on its layers."""
-        module = super().load_module(dtype)
+        module = super().load_module(dtype, device)
         add_adapter(module.model, self._spec)
         return module
 
@@ -63,16 +63,15 @@ class AdapterTrainer(RankTrainer):
         final = (Path(policy_dir), Path(trainer_dir))
         with staged_directories(final, self.ranks) as (policy, trainer):
             write_random_state(trainer, self.ranks.place.rank)
-            if self.ranks.place.rank == 0:
-                if policy_version == BASE_VERSION:
-                    source = Path(self.settings.model_dir)
-                    write_serving_directory(self.model, source, policy, serving_dtype_of(self.settings))
-                else:
-                    write_adapter(self.model, self._spec, policy)
-                write_trainer_files(
-                    trainer, self.model, self.optimizer, self.counts, has_weights=True,
-                    num_ranks=self.ranks.place.num_ranks, policy_version=policy_version,
-                )  # fmt: skip
+            if policy_version == BASE_VERSION:
+                source = Path(self.settings.model_dir)
+                write_serving_directory(self.model, source, policy, serving_dtype_of(self.settings), self.ranks)
+            elif self.ranks.rank == 0:
+                write_adapter(self.model, self._spec, policy)
+            write_trainer_files(
+                trainer, self.model, self.optimizer, self.counts, has_weights=True, ranks=self.ranks,
+                policy_version=policy_version,
+            )  # fmt: skip
 
     def _load_base(self, directory: str) -> None:
         read_weights_into(self.model, Path(directory))

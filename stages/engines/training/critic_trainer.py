@@ -24,6 +24,7 @@ from stages.engines.training.rank_model import RankModel
 from stages.engines.training.row_tensors import RowTensors, make_row_tensors, pad_values, row_length
 from stages.engines.training.start_logprobs import StartLogprobs
 from stages.engines.training.value_module import ValueModule, load_value_module
+from stages.engines.training.weight_sharding import whole_value
 from stages.rl.aggregation import Normaliser
 from stages.rl.value_loss import ValueSums, value_loss, value_sums
 
@@ -31,13 +32,13 @@ from stages.rl.value_loss import ValueSums, value_loss, value_sums
 class CriticTrainer(RankModel):
     """Trains a value model and computes values."""
 
-    def load_module(self, dtype: torch.dtype) -> ValueModule:
+    def load_module(self, dtype: torch.dtype, device: torch.device) -> ValueModule:
         """Return the value module."""
         return load_value_module(
             Path(self.settings.model_dir),
             dtype=dtype,
             is_recomputing=self.settings.is_recomputing,
-            device=self.ranks.device,
+            device=device,
         )
 
     def numbers_of(self, bare: nn.Module, tensors: RowTensors) -> torch.Tensor:
@@ -98,7 +99,9 @@ class CriticTrainer(RankModel):
                 accelerator.backward(loss * ranks.place.num_ranks)
             loss_share += float(loss.detach())
             sums = sums + part
-        norm = float(accelerator.clip_grad_norm_(self.module.parameters(), request.optimizer.max_grad_norm))
+        norm = float(
+            whole_value(accelerator.clip_grad_norm_(self.module.parameters(), request.optimizer.max_grad_norm))
+        )
         totals = ranks.sum_mapping({"loss": loss_share, **sums.to_mapping()})
         # A maximum over ranks may drop NaN.
         norm = ranks.max_floats([norm if math.isfinite(norm) else math.inf])[0]
@@ -119,10 +122,10 @@ class CriticTrainer(RankModel):
         return loss * request.value_weight, value_sums(values.detach(), old, returns, tensors.mask, request.value_clip)
 
     def _packs(self, request: CriticTrainingRequest, mini_batch: Sequence[int]) -> list[tuple[list[int], bool]]:
-        """Return this rank's micro-batches and whether they count; at least one, so that all ranks synchronise."""
+        """Return this rank's micro-batches and whether they count; at least one, as ranks synchronise in the last."""
         lengths = [row_length(row) for row in request.rows]
         mine = split_over_ranks(mini_batch, lengths, self.ranks.place.num_ranks)[self.ranks.place.rank]
-        if not mine:
-            return [([min(mini_batch, key=lambda row: (lengths[row], row))], False)]
+        idle = ([min(mini_batch, key=lambda row: (lengths[row], row))], False)
         prompts = [tuple(row.prompt_token_ids) for row in request.rows]
-        return [(pack, True) for pack in pack_micro_batches(mine, lengths, request.micro_batch_tokens, prompts)]
+        packs = [(pack, True) for pack in pack_micro_batches(mine, lengths, request.micro_batch_tokens, prompts)]
+        return self.as_many_as_others(packs or [idle], idle)

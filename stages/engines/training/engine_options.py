@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -38,6 +39,8 @@ class AccelerateOptions(TrainerOptions):
 
     num_processes: int | None = Field(default=None, ge=1)
     """Data-parallel ranks, of all machines; absent = one per GPU, 1 without GPUs."""
+    sharding: Literal["none", "full"] = "none"
+    """`none`: whole weights, gradients and moments on every rank (DDP); `full`: spread over the ranks (FSDP2)."""
 
 
 _Options = TypeVar("_Options", bound=TrainerOptions)
@@ -74,6 +77,22 @@ def num_ranks_of(launch: EngineLaunch, options: AccelerateOptions) -> int:
             [f"engines.training.options.num_processes is {here}, but the engine has {len(launch.gpus)} GPU(s)"],
         )
     return wanted
+
+
+def accelerate_settings(launch: EngineLaunch, options: AccelerateOptions, model_dir: Path) -> TrainerSettings:
+    """Settings of every rank of the accelerate engine.
+
+    Raises:
+        SpecFaultsError: Adapters are to be spread over ranks.
+        EngineUnavailableError: See `settings_of`.
+    """
+    if options.sharding == "full" and launch.lora is not None:
+        raise SpecFaultsError(
+            "the launch of the accelerate engine",
+            ["engines.training.options.sharding is full beside engines.training.lora: adapters are small, and their "
+             "base is whole on every rank; use sharding none"],
+        )  # fmt: skip
+    return replace(settings_of(launch, options, model_dir), is_sharded=options.sharding == "full")
 
 
 def settings_of(launch: EngineLaunch, options: TrainerOptions, model_dir: Path) -> TrainerSettings:

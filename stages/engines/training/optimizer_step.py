@@ -22,6 +22,7 @@ from stages.engines.training.ranks import Ranks
 from stages.engines.training.row_tensors import RowTensors, make_row_tensors, pad_values, row_length
 from stages.engines.training.start_logprobs import StartLogprobs
 from stages.engines.training.step_sums import StepSums
+from stages.engines.training.weight_sharding import whole_value
 from stages.rl.aggregation import Normaliser
 from stages.rl.importance import Correction, importance_correction
 from stages.rl.losses import PolicyBatch, policy_loss
@@ -82,8 +83,7 @@ def make_micro_batches(
     """
     lengths = [row_length(row) for row in request.rows]
     if not mine:
-        shortest = min(mini_batch, key=lambda row: (lengths[row], row))
-        return [_idle_micro_batch(request, shortest, device)]
+        return [idle_micro_batch(request, mini_batch, device)]
     prompts = [tuple(row.prompt_token_ids) for row in request.rows]
     packs = pack_micro_batches(mine, lengths, request.micro_batch_tokens, prompts)
     return [_micro_batch(request, pack, start, device) for pack in packs]
@@ -110,14 +110,14 @@ def run_backward(
     sums = StepSums()
     for place, micro in enumerate(micro_batches):
         is_last = place == len(micro_batches) - 1
-        # Ranks may have different numbers of micro-batches; each synchronises exactly once, in its last.
+        # Ranks of DDP may have different numbers of micro-batches; each synchronises exactly once, in its last.
         with nullcontext() if is_last else accelerator.no_sync(module):
             logprobs, entropy = module(*micro.tensors.inputs(), True)
             loss = micro_batch_loss(micro, logprobs, entropy, request, normaliser, start, sums)
             # Data-parallel wrappers take the mean over ranks, the normaliser has counted all ranks already.
             accelerator.backward(loss * ranks.place.num_ranks)
     norm = accelerator.clip_grad_norm_(module.parameters(), request.optimizer.max_grad_norm)
-    return StepResult(sums=sums.over_ranks(ranks), grad_norm=ranks.max_floats([poisoned(float(norm))])[0])
+    return StepResult(sums=sums.over_ranks(ranks), grad_norm=ranks.max_floats([poisoned(float(whole_value(norm)))])[0])
 
 
 def poisoned(norm: float) -> float:
@@ -223,7 +223,9 @@ def _reference(rows: Sequence[TrainingRow], width: int, device: torch.device) ->
     return pad_values(values, width, device) if len(values) == len(rows) else None
 
 
-def _idle_micro_batch(request: TrainingRequest, row: int, device: torch.device) -> MicroBatch:
+def idle_micro_batch(request: TrainingRequest, row_indices: Sequence[int], device: torch.device) -> MicroBatch:
+    """Return a pass in which nothing counts, over the shortest of some rows, for a rank that only takes part."""
+    row = min(row_indices, key=lambda index: (row_length(request.rows[index]), index))
     tensors = make_row_tensors([request.rows[row]], device)
     nothing = torch.zeros_like(tensors.mask)
     values = torch.zeros(tensors.mask.shape, dtype=torch.float32, device=device)

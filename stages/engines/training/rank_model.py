@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -34,9 +34,11 @@ from stages.engines.training.resume_point import (
 from stages.engines.training.row_tensors import Row, RowTensors, make_row_tensors, row_length
 from stages.engines.training.staged_directories import staged_directories
 from stages.engines.training.start_logprobs import StartLogprobs
+from stages.engines.training.weight_sharding import shard_weights
 from stages.spec.execution import LoraSpec
 
 Precision = Literal["fp32", "bf16-mixed", "bf16"]
+_Pass = TypeVar("_Pass")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -62,6 +64,8 @@ class TrainerSettings:
     """Tokens whose logits exist at once."""
     score_batch_tokens: int = 16384
     """Padded tokens per forward pass without gradients."""
+    is_sharded: bool = False
+    """Whether weights, gradients and moments are spread over data-parallel ranks (FSDP2) instead of whole on each."""
     lora: LoraSpec | None = None
     """Adapters that are trained in place of the weights."""
 
@@ -81,15 +85,28 @@ class RankModel(ABC):
         self.ranks = Ranks(place, device=settings.device, mixed_precision=mixed, store=store)
         torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed * 1_000_003 + place.rank)
-        module = self.load_module(_DTYPES.get(settings.precision, torch.float32))
+        self.is_sharded = settings.is_sharded and place.num_ranks > 1
+        # What is spread needs no device that could hold the whole.
+        loading = torch.device("cpu") if self.is_sharded else self.ranks.device
+        module = self.load_module(_DTYPES.get(settings.precision, torch.float32), loading)
         self.model: Any = module.model
-        self.module: Any = self.ranks.accelerator.prepare_model(module)
+        # accelerate wraps in DDP; FSDP2, which it does not offer on CPU, goes beneath its autocast.
+        self.module: Any = self.ranks.accelerator.prepare_model(
+            module, device_placement=not self.is_sharded, evaluation_mode=self.is_sharded
+        )
+        if self.is_sharded:
+            shard_weights(self.module, self.model, self.ranks)
         self._optimizer: torch.optim.Optimizer | None = None
         self.counts = TrainerCounts()
 
     @abstractmethod
-    def load_module(self, dtype: torch.dtype) -> Any:  # noqa: ANN401 - a module whose `model` is transformers'
-        """Return the module that the ranks wrap."""
+    def load_module(self, dtype: torch.dtype, device: torch.device) -> Any:  # noqa: ANN401 - its `model` is transformers'
+        """Return the module that the ranks wrap.
+
+        Args:
+            dtype: Type of the weights in memory.
+            device: Where they go.
+        """
 
     @property
     def vocab_size(self) -> int:
@@ -132,12 +149,11 @@ class RankModel(ABC):
         final = (Path(policy_dir), Path(trainer_dir))
         with staged_directories(final, self.ranks) as (policy, trainer):
             write_random_state(trainer, self.ranks.place.rank)
-            if self.ranks.place.rank == 0:
-                write_serving_directory(self.model, Path(self.settings.model_dir), policy, serving)
-                write_trainer_files(
-                    trainer, self.model, self.optimizer, self.counts, has_weights=is_rounded,
-                    num_ranks=self.ranks.place.num_ranks, policy_version=policy_version,
-                )  # fmt: skip
+            write_serving_directory(self.model, Path(self.settings.model_dir), policy, serving, self.ranks)
+            write_trainer_files(
+                trainer, self.model, self.optimizer, self.counts, has_weights=is_rounded, ranks=self.ranks,
+                policy_version=policy_version,
+            )  # fmt: skip
 
     def close(self) -> None:
         """Leave the other ranks."""
@@ -154,13 +170,26 @@ class RankModel(ABC):
         lengths = [row_length(row) for row in rows]
         mine = split_over_ranks(row_indices, lengths, self.ranks.place.num_ranks)[self.ranks.place.rank]
         prompts = [tuple(row.prompt_token_ids) for row in rows]
-        for pack in pack_micro_batches(mine, lengths, self.settings.score_batch_tokens, prompts):
+        packs = pack_micro_batches(mine, lengths, self.settings.score_batch_tokens, prompts)
+        shortest = min(row_indices, key=lambda row: (lengths[row], row))
+        for pack, is_counted in self.as_many_as_others([(pack, True) for pack in packs], ([shortest], False)):
             tensors = make_row_tensors([rows[row] for row in pack], self.ranks.device)
             # The wrapped module would count a forward pass without a backward one; autocast is set here instead.
             with torch.no_grad(), self.ranks.accelerator.autocast():
                 flat = self.numbers_of(self._bare_module(), tensors)
-            scores.put(pack, flat)
+            if is_counted:
+                scores.put(pack, flat)
+        if self.is_sharded:
+            # No backward pass follows, at whose end the outermost tensors would be spread again.
+            self.module.reshard()
         scores.share(row_indices, self.ranks)
+
+    def as_many_as_others(self, passes: list[_Pass], idle: _Pass) -> list[_Pass]:
+        """Return this rank's forward passes, with idle ones where weights are spread and other ranks make more."""
+        if not self.is_sharded:
+            return passes
+        most = int(self.ranks.max_floats([float(len(passes))])[0])
+        return [*passes, *[idle] * (most - len(passes))]
 
     def _bare_module(self) -> Any:  # noqa: ANN401 - what `load_module` made
         return self.ranks.accelerator.unwrap_model(self.module, keep_fp32_wrapper=True)

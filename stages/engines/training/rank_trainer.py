@@ -1,4 +1,4 @@
-"""The policy's trainer on accelerate, as it runs on every rank: data parallel, whole weights on each."""
+"""The policy's trainer on accelerate, as it runs on every rank: data parallel, weights whole on each or spread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from stages.engines.protocol import TrainingRequest
 from stages.engines.training.batching import split_over_ranks
-from stages.engines.training.optimizer_step import MicroBatch, StepResult, run_backward
+from stages.engines.training.optimizer_step import MicroBatch, StepResult, idle_micro_batch, run_backward
 from stages.engines.training.parameter_groups import set_hyperparameters
 from stages.engines.training.policy_module import PolicyModule, load_policy_module
 from stages.engines.training.policy_steps import PolicySteps
@@ -30,14 +30,14 @@ class RankTrainer(RankModel, PolicySteps):
         """All ranks; each computes rows of its own."""
         return self.ranks
 
-    def load_module(self, dtype: torch.dtype) -> PolicyModule:
+    def load_module(self, dtype: torch.dtype, device: torch.device) -> PolicyModule:
         """Return the policy module."""
         return load_policy_module(
             Path(self.settings.model_dir),
             dtype=dtype,
             is_recomputing=self.settings.is_recomputing,
             chunk_tokens=self.settings.logits_chunk_tokens,
-            device=self.ranks.device,
+            device=device,
         )
 
     def numbers_of(self, bare: nn.Module, tensors: RowTensors) -> torch.Tensor:
@@ -58,7 +58,9 @@ class RankTrainer(RankModel, PolicySteps):
         start: StartLogprobs,
     ) -> StepResult:  # fmt: skip
         """Accumulate the gradient over micro-batches and ranks, and clip it."""
-        return run_backward(self.module, micro_batches, request, normaliser, start, self.ranks)
+        idle = idle_micro_batch(request, range(len(request.rows)), self.ranks.device)
+        passes = self.as_many_as_others([*micro_batches], idle)
+        return run_backward(self.module, passes, request, normaliser, start, self.ranks)
 
     def finish_step(self, *, is_applied: bool) -> None:
         """Update the weights, or leave them alone, and drop the gradient."""

@@ -19,7 +19,7 @@ from stages.engines.architecture import unfit_directory
 from stages.engines.engine_state import WeightState
 from stages.engines.launch import EngineLaunch
 from stages.engines.protocol import AdapterBase, EngineInfo
-from stages.engines.training.engine_options import AccelerateOptions, num_ranks_of, parse_options, settings_of
+from stages.engines.training.engine_options import AccelerateOptions, accelerate_settings, num_ranks_of, parse_options
 from stages.engines.training.gang_calls import GangCalls
 from stages.engines.training.rank_model import TrainerSettings
 from stages.engines.training.rank_place import RankPlace
@@ -88,7 +88,7 @@ class RankedEngine:
         """Read the options of a launch."""
         options = parse_options(launch, AccelerateOptions)
         return RanksWanted(
-            settings=settings_of(launch, options, model_dir),
+            settings=accelerate_settings(launch, options, model_dir),
             num_ranks=num_ranks_of(launch, options),
             timeout_s=options.rank_timeout_s,
         )

@@ -25,6 +25,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from stages.engines.training.rank_group import RankGroup
+from stages.engines.training.weight_sharding import copy_whole, part_of, whole_on_cpu
 from stages.errors import ContractError
 
 FORMAT: Final = "motley.trainer/1"
@@ -54,22 +56,25 @@ def config_hash(model: nn.Module) -> str:
 
 def write_trainer_files(
     directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, counts: TrainerCounts, *, has_weights: bool,
-    num_ranks: int, policy_version: int,
+    ranks: RankGroup, policy_version: int,
 ) -> None:  # fmt: skip
-    """Write everything but the random states; called by rank 0."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    tensors: dict[str, Tensor] = {}
-    for parameter, state in optimizer.state.items():
-        for key, value in state.items():
-            tensors[f"{key}/{names[parameter]}"] = value.detach().cpu().contiguous()
-    save_file(tensors, directory / "optimizer.safetensors")
-    if has_weights:
-        trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-        weights = {name: parameter.detach().cpu().contiguous() for name, parameter in trained}
-        save_file(weights, directory / "weights.safetensors")
-    write_trainer_document(
-        directory, counts, model_config_hash=config_hash(model), num_ranks=num_ranks, policy_version=policy_version
-    )
+    """Write everything but the random states; rank 0 writes, all ranks call it together."""
+    moments = {
+        f"{key}/{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    files = {"optimizer": moments, "weights": trained} if has_weights else {"optimizer": moments}
+    for stem, tensors in files.items():
+        whole = whole_on_cpu(tensors, ranks)
+        if ranks.rank == 0:
+            save_file(whole, directory / tensor_file_name(stem, 0, 1))
+    if ranks.rank == 0:
+        write_trainer_document(
+            directory, counts, model_config_hash=config_hash(model), num_ranks=ranks.num_ranks,
+            policy_version=policy_version,
+        )  # fmt: skip
 
 
 def write_trainer_document(
@@ -96,10 +101,10 @@ def read_trainer_files(directory: Path, model: nn.Module, optimizer: torch.optim
         field, _, name = key.partition("/")
         parameter = parameters[name]
         # Step counts stay where AdamW's fused kernel wants them: beside the parameter, in fp32.
-        optimizer.state[parameter][field] = value.to(parameter.device)
-    with torch.no_grad():
-        for name, value in _load_all(tensor_files(directory, "weights", may_be_absent=True)):
-            parameters[name].copy_(value)
+        is_moment = value.shape == parameter.shape
+        optimizer.state[parameter][field] = part_of(value, parameter) if is_moment else value.to(parameter.device)
+    for name, value in _load_all(tensor_files(directory, "weights", may_be_absent=True)):
+        copy_whole(parameters[name], value)
     return counts
 
 

@@ -42,7 +42,8 @@ class ValueModule(nn.Module):  # type: ignore[misc]  # torch is untyped here
         with torch.autocast(hidden.device.type, enabled=False):
             # In fp32 whatever the rest runs in: a value is a number on a scale, not one of many logits.
             bias = None if head.bias is None else head.bias.float()
-            return nn.functional.linear(hidden.float(), head.weight.float(), bias).squeeze(-1)
+            # A copy: FSDP2 hooks what a module returns, and warns of views, which may lose the hook.
+            return nn.functional.linear(hidden.float(), head.weight.float(), bias).squeeze(-1).clone()
 
 
 def load_value_module(

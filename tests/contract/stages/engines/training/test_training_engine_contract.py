@@ -32,9 +32,10 @@ def model_dir(tmp_path_factory) -> Path:
     params=[
         ("accelerate", {"num_processes": 1}),
         ("accelerate", {"num_processes": 2}),
+        ("accelerate", {"num_processes": 2, "sharding": "full"}),
         ("megatron", {"stage_layers": [1, 1]}),
     ],
-    ids=["accelerate, one rank", "accelerate, two ranks", "megatron, two stages"],
+    ids=["accelerate, one rank", "accelerate, two ranks", "accelerate, spread weights", "megatron, two stages"],
 )
 def engine(request, model_dir, tmp_path_factory):
     name, options = request.param

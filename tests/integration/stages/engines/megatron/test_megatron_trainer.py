@@ -20,8 +20,9 @@ from stages.engines.megatron.trainer import MegatronSettings
 from stages.engines.protocol import ScoredTokens
 from stages.errors import EngineError, SpecFaultsError
 from tests.helpers.critic_cases import edit_config
-from tests.helpers.megatron_cases import assert_equal_tensors, megatron_launch, save_family_model, tensors_of
+from tests.helpers.megatron_cases import megatron_launch, save_family_model
 from tests.helpers.rank_pool import LayoutJob, RankPool
+from tests.helpers.tensor_checks import assert_equal_tensors, tensors_of
 from tests.helpers.training_cases import training_engine, training_request, training_rows
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]

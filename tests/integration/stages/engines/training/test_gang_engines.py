@@ -36,13 +36,20 @@ def patience_s(request) -> float:
 
 
 @pytest.fixture
-def gang(model_dir, tmp_path, patience_s):
+def sharding(request) -> str:
+    """Whether weights are spread over the ranks of all machines."""
+    return getattr(request, "param", "none")
+
+
+@pytest.fixture
+def gang(model_dir, tmp_path, patience_s, sharding):
     # The plan lists the devices m0, m1, m0: rank order is the plan's, not that of the machines.
-    launch = training_launch(num_processes=3, rank_timeout_s=patience_s)
+    launch = training_launch(num_processes=3, rank_timeout_s=patience_s, sharding=sharding)
     with GangEngines(tmp_path / "homes", launch, model_dir, [(0, 2), (1,)]) as engines:
         yield engines
 
 
+@pytest.mark.parametrize("sharding", ["none", pytest.param("full", marks=pytest.mark.slow)], indirect=True)
 def test_gang_trains_and_saves_as_one_engine_does(gang, model_dir, tmp_path):
     request = training_request(training_rows(12, has_reference=True), mini_batches=[list(range(7)), [7, 8, 9], [10]])
     rows = [

@@ -19,15 +19,13 @@ import pytest
 pytest.importorskip("torch", reason="needs the engines' environment")
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
-import torch
-from safetensors.torch import load_file
-
 from stages.engines.megatron.layout import MegatronLayout
 from stages.engines.megatron.trainer import MegatronSettings
 from stages.rl.correction_spec import CorrectionSpec
 from stages.rl.spec import GrpoSpec
-from tests.helpers.megatron_cases import assert_equal_tensors, metrics_of, save_family_model, tensors_of
+from tests.helpers.megatron_cases import save_family_model
 from tests.helpers.rank_pool import LayoutJob, RankPool
+from tests.helpers.tensor_checks import assert_equal_tensors, metrics_of, optimizer_state, tensors_of
 from tests.helpers.training_cases import training_engine, training_request, training_rows
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(3600)]
@@ -127,11 +125,6 @@ def model_dirs(tmp_path_factory):
         name: save_family_model(folder / name.replace(" ", "-"), family, layers=LAYERS, **changes)
         for name, (family, changes) in MODELS.items()
     }
-
-
-def optimizer_state(directory: Path) -> dict[str, torch.Tensor]:
-    paths = sorted(directory.glob("optimizer*.safetensors"))
-    return {name: value for path in paths for name, value in load_file(path).items()}
 
 
 def train_in_one_process(model_dir: Path, case: Case, folder: Path) -> list[Any]:
