@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from storage.layout import Split
 from storage.rollout_schema import Family, FinishReason, RewardStatus
-from storage.sql import completions_of
+from storage.sql import VIEWS, completions_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -110,8 +110,15 @@ _TERMS: Final = {
     "region": "region = $region",
 }
 
-# Only the families that a filter, an order or a line of the list looks at.
+# A join that nobody needs costs its read: a summary, and most filters and orders, look at rewards only.
+_SCORED: Final = completions_of((Family.REWARD,))
 _LISTED: Final = completions_of((Family.REWARD, Family.TRAINING))
+
+_LISTED_OF: Final = f"""WITH rollouts AS (SELECT * FROM main.rollouts WHERE {{rollouts}}),
+    rewards AS (SELECT * FROM main.rewards WHERE row_id IN ({{ids}})),
+    training AS (SELECT * FROM main.training WHERE row_id IN ({{ids}}))
+    {_LISTED}"""
+"""The same with each table narrowed to some rows."""
 
 _LIST_COLUMNS: Final = """row_id, prompt_id, prompt_index, sample_index, reward, reward_status, finish_reason,
     advantage, is_dropped, dropped_reason, staleness, policy_version_first, policy_version_last, region, machine,
@@ -142,7 +149,7 @@ def summary(connection: duckdb.DuckDBPyConnection, wanted: RolloutFilter) -> Sum
                count(DISTINCT prompt_id) FILTER ({wanted.where}) AS prompts,
                avg(reward) FILTER ({wanted.where}) AS reward_mean,
                avg(len(completion_token_ids)) FILTER ({wanted.where}) AS tokens_mean, count(*) AS total
-        FROM ({_LISTED}) WHERE split = $split AND iteration = $iteration"""
+        FROM ({_SCORED}) WHERE split = $split AND iteration = $iteration"""
     return Summary(**rows_of(connection, query, wanted.parameters)[0])
 
 
@@ -168,21 +175,22 @@ def page_of_rows(
         limit: Rows of the page.
         chars: Length to which prompts and completions are cut.
     """
+    source = _LISTED if order is Order.ADVANTAGE else _SCORED
     found = rows_of(
         connection,
-        f"""SELECT row_id, prompt_index FROM ({_LISTED}) WHERE {wanted.where}
+        f"""SELECT row_id, prompt_index FROM ({source}) WHERE {wanted.where}
             ORDER BY {_ORDERS[order]}, prompt_index, sample_index LIMIT {int(limit)} OFFSET {int(offset)}""",
         wanted.parameters,
     )
     if not found:
         return []
-    indices = [row["prompt_index"] for row in found]
-    rows = rows_of(
-        connection,
-        f"""SELECT {_LIST_COLUMNS} FROM ({_LISTED})
-            WHERE prompt_index BETWEEN $first AND $last AND row_id IN (SELECT unnest($ids))""",
-        {"first": min(indices), "last": max(indices), "ids": [row["row_id"] for row in found], "chars": chars},
-    )
+    ids = {f"id_{number}": row["row_id"] for number, row in enumerate(found)}
+    named = ", ".join(f"${name}" for name in ids)
+    # Each table is narrowed before the join. Values in a list, as against a subquery, reach the readers of the files,
+    # which leave out row groups without any of the prompts: the indices are whole numbers of our own.
+    indices = ", ".join(str(int(index)) for index in sorted({row["prompt_index"] for row in found}))
+    narrowed = _LISTED_OF.format(rollouts=f"prompt_index IN ({indices}) AND row_id IN ({named})", ids=named)
+    rows = rows_of(connection, f"SELECT {_LIST_COLUMNS} FROM ({narrowed})", {**ids, "chars": chars})
     by_id = {row["row_id"]: row for row in rows}
     return [by_id[row["row_id"]] for row in found]
 
@@ -203,7 +211,7 @@ def first_prompt(
 ) -> str | None:
     """Return the id of an iteration's first prompt, or of the one with the lowest mean reward; None without rows."""
     order = "avg(reward) ASC NULLS FIRST, min(prompt_index)" if is_worst else "min(prompt_index)"
-    query = f"""SELECT prompt_id FROM ({_LISTED}) WHERE split = $split AND iteration = $iteration
+    query = f"""SELECT prompt_id FROM ({_SCORED}) WHERE split = $split AND iteration = $iteration
                 GROUP BY prompt_id ORDER BY {order} LIMIT 1"""
     rows = rows_of(connection, query, {"split": split.value, "iteration": iteration})
     return None if not rows else str(rows[0]["prompt_id"])
@@ -211,8 +219,15 @@ def first_prompt(
 
 def group_rows(connection: duckdb.DuckDBPyConnection, iteration: int, split: Split, prompt: str) -> list[Row]:
     """Return all completions of one prompt with every column, in sample order; empty if there are none."""
-    query = """SELECT * FROM completions
-               WHERE split = $split AND iteration = $iteration AND prompt_id = $prompt ORDER BY sample_index"""
+    # Families are narrowed before they are joined: most of their rows are of other prompts.
+    narrowed = "".join(
+        f", {view} AS (SELECT * FROM main.{view} WHERE row_id IN (SELECT row_id FROM rollouts))"
+        for family, view in VIEWS.items()
+        if family is not Family.ROLLOUTS
+    )
+    query = f"""WITH rollouts AS (SELECT * FROM main.rollouts
+                    WHERE split = $split AND iteration = $iteration AND prompt_id = $prompt){narrowed}
+                {completions_of(tuple(VIEWS))} ORDER BY sample_index"""
     return rows_of(connection, query, {"split": split.value, "iteration": iteration, "prompt": prompt})
 
 
