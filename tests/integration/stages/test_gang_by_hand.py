@@ -18,18 +18,15 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from plans.plan import PipelineStage, Plan, Replica, TaskPlan
+from plans.plan import Plan
 from plans.workflow import RlTask
 from stages.context import open_context
 from stages.contract import StageName, StageRequest, StageResult
-from stages.engine_limits import engine_limits
 from stages.engines.gang_place import GangPlace
 from stages.engines.manager import EngineManager
 from stages.gang_layout import gang_layout
-from stages.measured_rates import model_of
 from stages.plan_history import with_adoption
 from stages.runs import create_run, resolve_run
-from stages.single_machine_plan import plan_on_machine
 from stages.timing import Clock, Deadline, PhaseTimer
 from storage.documents import json_bytes
 from storage.gangs import read_members
@@ -38,6 +35,7 @@ from storage.policies import resolve_policy
 from storage.policy_fetch import local_policy_folder
 from storage.runs import decide_plan, write_plan
 from storage.store import Store, open_store
+from tests.helpers.gang_plans import pipeline_over
 from tests.helpers.hand_run import TINY_JOB
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -77,18 +75,8 @@ class GangRun:
         return open_store(self.root)
 
     def plan(self, machines: tuple[str, ...]) -> Plan:
-        """Return a plan that trains in one pipeline over machines and does all else on the first one."""
-        cluster, job = self.run.cluster, self.run.job
-        model = model_of(cluster, job.planner, {})
-        limits = engine_limits(job, cluster)
-        alone = plan_on_machine(cluster, job.planner, cluster.machines[0], model, limits)
-        layers = job.planner.models.actor.llm.layers // len(machines)
-        stages = tuple(PipelineStage(layers=layers, gpus=(f"{name}/0",)) for name in machines)
-        samples = alone.tasks[RlTask.ACTOR_TRAINING].replicas[0].samples
-        training = TaskPlan(dp=1, pp=len(machines), tp=1, replicas=(Replica(samples=samples, stages=stages),))
-        plan = alone.model_copy(update={"tasks": {**alone.tasks, RlTask.ACTOR_TRAINING: training}})
-        assert limits.faults(plan, cluster.view) == []
-        return plan
+        """Return a plan that trains in one pipeline over machines."""
+        return pipeline_over(self.run.cluster, self.run.job, machines)
 
     def start(self, stage: str, machine: str) -> tuple[subprocess.Popen[bytes], Path]:
         """Start a stage on a machine."""
