@@ -1,4 +1,4 @@
-"""`motley rollouts ls / show / stats / sql / export / rescore`: look into the completions that a run was trained on."""
+"""`motley rollouts ls / show / stats / sql / export / rescore / prune`: the completions that a run was trained on."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.text import Text
 from cli.deployment import HomeOption, JsonOption, home_of
 from cli.errors import CommandError, InputError
 from cli.output import Output
+from cli.prune import prune
 from cli.rescore import rescore
 from cli.run_lookup import find_run
 from cli.runs import RunArgument
@@ -25,12 +26,14 @@ from stages.home import HOME_VARIABLE
 from stages.redaction import deployed_redactor
 from storage.exports import ExportFormat, export_rollouts
 from storage.layout import Split
+from storage.removed_rollouts import removal_sentence
 from storage.rollout_queries import first_prompt, group_rows, rows_of
 from storage.sql import connect
 from storage.store import open_store
 
 app = typer.Typer(no_args_is_help=True, help="Look into the completions of a run.")
 app.command()(rescore)
+app.command()(prune)
 
 SplitOption = Annotated[Split, typer.Option(help="Trained on, or evaluation (iteration = policy version).")]
 
@@ -94,6 +97,9 @@ def show_group(
         chosen = prompt or first_prompt(connection, iteration, split, is_worst=worst)
         rows = group_rows(connection, iteration, split, chosen) if chosen else []
     if not rows:
+        sentence = removal_sentence(found.store, found.name, iteration) if split is Split.TRAIN else None
+        if sentence is not None:
+            raise InputError(f"{sentence[0].upper()}{sentence[1:]}.")
         what = f"prompt {prompt!r}" if prompt else "rollouts"
         raise InputError(
             f"Iteration {iteration} of {found.name} has no {what} ({split}); see `motley rollouts ls {run}`."

@@ -72,6 +72,17 @@ class TaskGroup(SpecModel):
     """GPU ids of the group."""
 
 
+class FanOut(SpecModel):
+    """How the machines of a region read a new policy version from the region's store."""
+
+    order: tuple[str, ...] = Field(min_length=1)
+    """Machines, who needs it soonest first."""
+    at_once: int = Field(ge=1)
+    """Most machines that read at the same time: 1 is sequential, all of them a shared read."""
+    read_s: float = Field(default=0.0, ge=0)
+    """Predicted seconds of one machine's read."""
+
+
 class SearchRecord(SpecModel):
     """How a plan was found."""
 
@@ -110,6 +121,8 @@ class Plan(SpecModel):
     """Task grouping with the GPUs of each group."""
     tasks: dict[RlTask, TaskPlan]
     """Placement per task."""
+    fan_out: dict[str, FanOut] = Field(default_factory=dict)
+    """How new weights are read inside a region; a region that is not named reads shared, all machines at once."""
     predicted: dict[str, JsonValue] = Field(default_factory=dict)
     """What `motley cost` prints for the plan."""
     search: SearchRecord = SearchRecord()
@@ -133,6 +146,8 @@ class Plan(SpecModel):
         document: dict[str, JsonValue] = self.model_dump(mode="json", exclude={"search", "tasks"})
         document["tasks"] = {task.value: _task_document(plan) for task, plan in self.tasks.items()}
         document["search"] = _search_document(self.search)
+        if not self.fan_out:
+            del document["fan_out"]
         return document
 
     def to_json(self) -> str:
@@ -163,7 +178,21 @@ def plan_faults(plan: Plan, cluster: Cluster, job: Job) -> list[Fault]:
         *_task_set_faults(plan, job),
         *_group_faults(plan, cluster, job),
         *(fault for task in plan.tasks for fault in _task_faults(plan, cluster, job, task)),
+        *_fan_out_faults(plan, cluster),
     ]
+
+
+def _fan_out_faults(plan: Plan, cluster: Cluster) -> Iterator[Fault]:
+    for region, fan_out in plan.fan_out.items():
+        here = {machine.name for machine in cluster.machines if machine.region == region}
+        strange = sorted(set(fan_out.order) - here)
+        if strange or len(set(fan_out.order)) != len(fan_out.order):
+            yield _conflict(
+                f"fan_out.{region}.order",
+                list(fan_out.order),
+                f"it names machines of region {region}, each once",
+                f"remove {', '.join(strange) or 'what is named twice'}",
+            )
 
 
 def _task_document(plan: TaskPlan) -> dict[str, JsonValue]:

@@ -12,6 +12,7 @@ from stages.critic_versions import critic_at_home
 from stages.engines.file_lock import exclusive
 from stages.errors import ContractError
 from stages.policy_files import policy_at_home
+from stages.rollout_policy import needed_rollouts, rollout_rule
 from stages.rollout_shards import region_stores
 from storage.adapter_policies import base_of
 from storage.checkpoints import load_checkpoint
@@ -30,6 +31,7 @@ from storage.layout import (
 from storage.manifest import find_valid
 from storage.policies import advance_head, head_version
 from storage.retention import RetentionRule, apply_retention, collect_orphans
+from storage.rollout_retention import old_rollouts, remove_rollouts
 
 
 def run_stage(context: StageContext) -> StageOutcome:
@@ -61,11 +63,13 @@ def run_stage(context: StageContext) -> StageOutcome:
         context.log("committed", version=version)
     with context.phase("retention"), _retention_alone(context):
         deleted, num_orphans = _retain(context)
+        removed = _remove_old_rollouts(context)
     metrics: dict[str, JsonValue] = {
         "policy_version": head_version(home, run),
         "weights_hash": policy_at_home(context, version).weights_hash if not is_reused else None,
         "deleted": [*deleted],
         "num_orphans_deleted": num_orphans,
+        "rollouts_removed": [*removed],
     }
     return StageOutcome(reused=is_reused, artefacts=(policy_head(run),), metrics=metrics)
 
@@ -127,3 +131,22 @@ def _retain(context: StageContext) -> tuple[list[str], int]:
     if orphans:
         context.log("removed what dead or replaced attempts left", objects=len(orphans), first=orphans[0])
     return report.deleted, len(orphans)
+
+
+def _remove_old_rollouts(context: StageContext) -> list[int]:
+    """Remove the rollouts that the job keeps no longer; return their iterations."""
+    rule = rollout_rule(context.job.storage)
+    if rule is None:
+        return []
+    run, now = context.run.name, datetime.fromtimestamp(context.clock.now(), UTC)
+    stores = [context.home, *(store for store in region_stores(context) if store is not context.home)]
+    # Earlier iterations may have been spared for a lease or a resume point: all are looked at.
+    old = old_rollouts(
+        stores, run, rule, now, iterations=range(context.iteration), needed=needed_rollouts(context.home, run)
+    )
+    gone = remove_rollouts(stores, run, rule, now, old)
+    for entry in old:
+        said = "kept" if entry.why_kept else "removed" if entry in gone else "kept for a stage that just began"
+        context.log(f"old rollouts {said}", iteration=entry.iteration, rows=entry.rows, bytes=entry.size_bytes,
+                    because=entry.why_kept or str(rule))  # fmt: skip
+    return [entry.iteration for entry in gone]

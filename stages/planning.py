@@ -13,6 +13,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from plans.cost import price
+from plans.cost.fan_out import fan_outs
 from plans.errors import InfeasibleError, NoIncumbentError, TooFewGpusError
 from plans.plan import Plan
 from plans.search.budget import Budget
@@ -90,7 +91,7 @@ def choose_plan(
         plan = plan.model_copy(update={"predicted": price(cluster, job.planner, plan, model).to_document()})
         facts |= {"budget": f"{EVALUATIONS}evals", "limits": limits.sentence()}
     search = type(plan.search).model_validate({**plan.search.model_dump(), **facts})
-    return plan.model_copy(update={"search": search})
+    return plan.model_copy(update={"search": search, "fan_out": fan_outs(cluster, job.planner, plan, model)})
 
 
 def flip_roles(
@@ -134,7 +135,8 @@ def flip_roles(
         "factors": {"producer": factors.producer, "consumer": factors.consumer},
     }
     search = type(plan.search).model_validate({**plan.search.model_dump(), **facts})
-    plan = plan.model_copy(update={"predicted": after.to_document(), "search": search})
+    fan_out = fan_outs(cluster, job.planner, plan, model)
+    plan = plan.model_copy(update={"predicted": after.to_document(), "search": search, "fan_out": fan_out})
     return Flipped(plan, factors.iteration_s(before.phases), factors.iteration_s(after.phases))
 
 

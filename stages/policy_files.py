@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.engines.protocol import AdapterBase
+from stages.fan_out import fan_out_turn
 from storage.adapter_policies import base_of, prove_adapter
 from storage.checkpoints import Checkpoint
 from storage.errors import CorruptObjectError, ObjectMissingError
@@ -44,7 +45,10 @@ def policy_directory(context: StageContext, policy: Policy) -> Path:
     for store in nearest_stores(context):
         if (local := _in_place(store, policy)) is not None:
             return local
-    return fetch_local(context, policy, nearest_stores(context)).local.folder
+    if _cached_folder(context, policy).is_dir():  # proved again, and nothing is read unless it is damaged
+        return fetch_local(context, policy, nearest_stores(context)).local.folder
+    with fan_out_turn(context, f"policy version {policy.version}"):
+        return fetch_local(context, policy, nearest_stores(context)).local.folder
 
 
 def loadable_policy(context: StageContext, policy: Policy) -> PolicyFolder:

@@ -16,7 +16,9 @@ folder with one ``manifest.json`` and, per attempt, one folder of data objects::
     <run>/trainer/index.json
     <run>/trainer/<v>/manifest.json         and <run>/trainer/<v>/<attempt>/<file>
     <run>/leases/<holder>.json
+    <run>/readers/<machine>.json
     <run>/retention.json
+    <run>/removed.json
     <run>/alerts/<matter>.json
     <run>/metrics/manifest.json             and <run>/metrics/<attempt>/metrics.parquet
     <run>/superseded/<n>/<key of a manifest or record>
@@ -181,9 +183,19 @@ def lease(run: str, holder: str) -> str:
     return f"{leases_folder(run)}/{check_name(holder, 'lease holder')}.json"
 
 
+def reader_turn(run: str, machine: str) -> str:
+    """Key of what a machine says of its reading of new weights."""
+    return f"{run_folder(run)}/readers/{escape_name(machine)}.json"
+
+
 def retention_ledger(run: str) -> str:
     """Key of the document that names versions about to be deleted."""
     return f"{run_folder(run)}/retention.json"
+
+
+def removed_rollouts(run: str) -> str:
+    """Key of the document that says which iterations' rollouts were removed on purpose."""
+    return f"{run_folder(run)}/removed.json"
 
 
 def alerts_folder(run: str) -> str:

@@ -30,7 +30,9 @@ class Kind(StrEnum):
     CHECKPOINT = "checkpoint"
     CRITIC = "critic"
     LEASE = "lease"
+    READER = "reader"
     RETENTION = "retention"
+    REMOVED = "removed"
     METRICS = "metrics"
     SUPERSEDED = "superseded"
     ALERT = "alert"
@@ -55,8 +57,8 @@ class ParsedKey:
     shard: int | None = None
     """Shard index, for shards."""
     name: str | None = None
-    """Queue of a profile, holder of a lease, matter of an alert, task of a gang, name of scores, file name of a data
-    object, or key of what a rewind set aside."""
+    """Queue of a profile, holder of a lease, machine of a reader (escaped), matter of an alert, task of a gang, name of
+    scores, file name of a data object, or key of what a rewind set aside."""
     attempt: str | None = None
     """Attempt of a data object; ``None`` for the manifest of an artefact."""
 
@@ -85,11 +87,14 @@ def parse_key(key: str) -> ParsedKey:
 _SINGLE = {
     "run.json": Kind.RUN_RECORD,
     "retention.json": Kind.RETENTION,
+    "removed.json": Kind.REMOVED,
     "policies/head.json": Kind.POLICY_HEAD,
     "trainer/index.json": Kind.CHECKPOINT_INDEX,
 }
 
 _VERSIONED = {"policies": Kind.POLICY, "trainer": Kind.CHECKPOINT, "critics": Kind.CRITIC}
+
+_NAMED = {"leases": Kind.LEASE, "readers": Kind.READER, "alerts": Kind.ALERT}
 
 
 def _parse_rest(run: str, rest: list[str]) -> ParsedKey | None:
@@ -101,10 +106,8 @@ def _parse_rest(run: str, rest: list[str]) -> ParsedKey | None:
         case ["profiles" | "plans" as part, name] if name.endswith(".json") and NUMBER.match(name[:-5]):
             kind = Kind.PROFILE if part == "profiles" else Kind.PLAN
             return ParsedKey(kind=kind, run=run, number=int(name[:-5]))
-        case ["leases", name] if name.endswith(".json"):
-            return ParsedKey(kind=Kind.LEASE, run=run, name=name[:-5])
-        case ["alerts", name] if name.endswith(".json"):
-            return ParsedKey(kind=Kind.ALERT, run=run, name=name[:-5])
+        case ["leases" | "readers" | "alerts" as part, name] if name.endswith(".json"):
+            return ParsedKey(kind=_NAMED[part], run=run, name=name[:-5])
         case ["superseded", number, *tail] if NUMBER.match(number):
             before = _parse_rest(run, tail)
             is_usable = before is not None and not before.is_data and before.kind is not Kind.SUPERSEDED

@@ -21,6 +21,7 @@ from storage.manifest import (
     load_manifest,
 )
 from storage.parquet_io import content_digest, encode_table, open_parquet, read_table, sorted_table
+from storage.removed_rollouts import removal_sentence
 from storage.rollout_schema import COLUMNS, SCHEMA_VERSION, Family
 from storage.row_faults import checked_table
 from storage.store import Store
@@ -167,11 +168,18 @@ def shard_manifests(
     """Return the manifests of all shards of an iteration, in shard order.
 
     Raises:
-        ObjectMissingError: A shard is not committed; all missing ones are named.
+        ObjectMissingError: A shard is not committed (all missing ones are named), or the rollouts were removed on
+            purpose (when and why is said).
         CorruptObjectError: Shards disagree on how many there are.
     """
     name = Family(family)
-    first = load_manifest(store, shard_folder(run, iteration, name.value, 0, split))
+    try:
+        first = load_manifest(store, shard_folder(run, iteration, name.value, 0, split))
+    except ObjectMissingError as error:
+        sentence = removal_sentence(store, run, iteration) if split == Split.TRAIN else None
+        if sentence is None:
+            raise
+        raise ObjectMissingError(f"{store.url}: {sentence}", key=error.key) from error
     num_shards = _num_shards(store, first)
     manifests, missing = [first], []
     for shard in range(1, num_shards):

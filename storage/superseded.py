@@ -18,6 +18,7 @@ from storage.layout import Split, run_folder, superseded, superseded_folder
 from storage.manifest import MANIFEST_FORMAT, Manifest
 from storage.parsed_keys import Kind, ParsedKey, parse_key
 from storage.policies import PolicyHead, num_rollbacks, read_head, resolve_policy, roll_back_head
+from storage.removed_rollouts import forget_removals
 from storage.store import Store
 
 
@@ -56,6 +57,7 @@ def rewind(home: Store, others: list[Store], run: str, version: int, *, reason: 
     for store, keys in moved:
         for key in keys:
             store.delete(key)
+        forget_removals(store, run, version)
     return head
 
 

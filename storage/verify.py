@@ -24,7 +24,9 @@ from storage.parquet_io import decode_table, read_table
 from storage.parsed_keys import Kind, ParsedKey, parse_key
 from storage.policies import HEAD_FORMAT, PolicyHead, resolve_policy
 from storage.posix_store import TEMPORARY_PREFIX
+from storage.reading_turns import READER_FORMAT, Reader
 from storage.regional_view import view_of
+from storage.removed_rollouts import REMOVED_FORMAT, RemovedRollouts
 from storage.rollout_schema import COLUMNS, SCHEMA_VERSION, Family
 from storage.rollouts import read_rollouts
 from storage.runs import ITERATION_FORMAT, ITERATION_PLAN_FORMAT, RUN_FORMAT, IterationPlan, IterationRecord, RunRecord
@@ -39,8 +41,10 @@ _MODELS: dict[Kind, tuple[type[BaseModel], str]] = {
     Kind.CHECKPOINT_INDEX: (CheckpointIndex, INDEX_FORMAT),
     Kind.LEASE: (Lease, LEASE_FORMAT),
     Kind.ALERT: (Alert, ALERT_FORMAT),
+    Kind.READER: (Reader, READER_FORMAT),
     Kind.RETENTION: (RetentionLedger, RETENTION_FORMAT),
     Kind.RESCORED: (ScoresRecord, SCORES_FORMAT),
+    Kind.REMOVED: (RemovedRollouts, REMOVED_FORMAT),
 }
 
 Progress = Callable[[int, int, str], None]
@@ -249,7 +253,7 @@ def _check_document(store: Store, key: str, parsed: ParsedKey, report: VerifyRep
             if parsed.kind is Kind.PLAN:
                 check_format(document, "motley.plan/1", key, store.url)
     except ObjectMissingError as error:
-        if parsed.kind is not Kind.LEASE:  # a lease that was given back meanwhile is no fault
+        if parsed.kind not in (Kind.LEASE, Kind.READER):  # what was given back meanwhile is no fault
             report.findings.append(Finding(Severity.ERROR, key, str(error)))
     except StorageError as error:
         report.findings.append(Finding(Severity.ERROR, key, str(error)))

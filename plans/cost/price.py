@@ -62,6 +62,22 @@ def price(cluster: Cluster, job: Job, plan: Plan, model: CostModel) -> CostRepor
     )
 
 
+def generation_s_by_machine(cluster: Cluster, job: Job, plan: Plan, model: CostModel) -> dict[str, float]:
+    """Return for how long each machine generates once it has the weights, by machine: its slowest replica's seconds."""
+    view = cluster.view
+    ledger = MemoryLedger(view, job, {task: _replicas(placed, view) for task, placed in plan.tasks.items()})
+    placed = plan.tasks[RlTask.ACTOR_GENERATION]
+    asked = [replica.decode_batch for replica in placed.replicas]
+    replicas, _ = ledger.place_decode_batches(_replicas(placed, view), asked)
+    terms = build_terms(view, job, RlTask.ACTOR_GENERATION, model)
+    seconds = task_cost(terms, view, link_times(view, model), replicas).replica_s
+    found: dict[str, float] = {}
+    for replica, needed in zip(placed.replicas, seconds, strict=True):
+        for machine in {gpu.rpartition("/")[0] for stage in replica.stages for gpu in stage.gpus}:
+            found[machine] = max(found.get(machine, 0.0), needed)
+    return found
+
+
 def link_times(view: ClusterView, model: CostModel) -> LinkTimes:
     """Return the times over a cluster's links under a model: as given, or with calibrated efficiencies."""
     if model.is_paper:

@@ -134,6 +134,16 @@ class Links(SpecModel):
     """Links between regions."""
     machines: tuple[PairLink, ...] = ()
     """Overrides between two machines."""
+    stores_gbps: dict[str, float] = Field(default_factory=dict)
+    """Most that the store of a region gives all its readers together, 1e9 bits/s (> 0), by region; absent = as much as
+    the readers' own links take. Decides the fan-out of new weights, no part of what placements depend on."""
+
+    @field_validator("stores_gbps")
+    @classmethod
+    def _gives_something(cls, value: dict[str, float]) -> dict[str, float]:
+        if slow := [region for region, rate in value.items() if not rate > 0]:
+            raise ValueError(f"the rate of {', '.join(slow)} must be above 0")
+        return value
 
     @cached_property
     def region_pairs(self) -> Mapping[frozenset[str], PairLink]:
@@ -255,7 +265,7 @@ class Cluster(SpecModel):
 
     def _content(self) -> dict[str, object]:
         used = sorted({m.gpu for m in self.machines})
-        links = self.links.model_dump(mode="json")
+        links = self.links.model_dump(mode="json", exclude={"stores_gbps"})
         for table in ("regions", "machines"):
             for link in links[table]:
                 link["between"] = sorted(link["between"])

@@ -26,12 +26,26 @@ def cluster_faults(
         *_machine_faults(cluster),
         *_link_name_faults(cluster, frozenset(known_machines)),
         *_missing_link_faults(cluster, frozenset(known_pairs)),
+        *_store_rate_faults(cluster),
     ]
 
 
 def gpu_type_names(cluster: Cluster) -> tuple[str, ...]:
     """Return every GPU type name that a machine may use, sorted."""
     return tuple(sorted({*GPU_CATALOG, *cluster.gpu_types}))
+
+
+def _store_rate_faults(cluster: Cluster) -> Iterator[Fault]:
+    regions = sorted({machine.region for machine in cluster.machines})
+    for region in cluster.links.stores_gbps:
+        if region not in regions:
+            yield Fault(
+                field=f"links.stores_gbps.{region}",
+                found=repr(region),
+                kind=FaultKind.UNKNOWN_NAME,
+                rule=f"a store's region is one of {', '.join(regions)}",
+                remedy="correct the name or remove the entry",
+            )
 
 
 def _machine_faults(cluster: Cluster) -> Iterator[Fault]:

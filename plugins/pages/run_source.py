@@ -24,6 +24,7 @@ from storage.iterations import records_of
 from storage.layout import Split
 from storage.policies import PolicyHead, read_head
 from storage.regional_view import view_of
+from storage.removed_rollouts import removal_sentence
 from storage.rollouts import has_rollouts
 from storage.runs import IterationRecord, RunRecord, load_run
 from storage.store import Store, open_store
@@ -89,6 +90,8 @@ class PageRun:
                 f"{self.entry.evaluate_every or 'last'} iteration."
             )
         if iteration < self.done:
+            if (sentence := removal_sentence(self.store, self.name, iteration)) is not None:
+                raise PageError(f"{sentence[0].upper()}{sentence[1:]}.", HTTPStatus.GONE)
             raise PageError(
                 f"{what} is done, but its rollouts are not in {self.store.url} any more: they were removed by "
                 f"retention or by hand; `motley verify {self.name}` says what is left.",

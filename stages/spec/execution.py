@@ -71,6 +71,11 @@ class StorageSpec(Section):
     """Newest resume points kept."""
     keep_every: int = Field(default=0, ge=0)
     """Also keep every n-th policy version for good, with its resume point, to rewind to; 0 keeps none."""
+    keep_rollouts: int = Field(default=0, ge=0)
+    """Newest committed iterations whose rollouts are kept; 0 keeps those of all. Where `keep_rollouts_days` is given
+    too, an iteration stays as long as either of them keeps it."""
+    keep_rollouts_days: float = Field(default=0.0, ge=0)
+    """Days for which rollouts are kept after their iteration ended; 0 sets no time."""
     anchor_every: int = Field(default=16, ge=1)
     """Every n-th policy version is stored whole in every region; between them the regions get exact deltas, where there
     are several regions or the store is remote. 1 = always whole."""

@@ -43,6 +43,8 @@ def test_single_document_keys_parse_back(run: str, number: int, name: str) -> No
         layout.policy_head(run): ParsedKey(kind=Kind.POLICY_HEAD, run=run),
         layout.checkpoint_index(run): ParsedKey(kind=Kind.CHECKPOINT_INDEX, run=run),
         layout.lease(run, name): ParsedKey(kind=Kind.LEASE, run=run, name=name),
+        layout.removed_rollouts(run): ParsedKey(kind=Kind.REMOVED, run=run),
+        layout.reader_turn(run, name): ParsedKey(kind=Kind.READER, run=run, name=layout.escape_name(name)),
         layout.gang_epoch(run, number, "task", 2): ParsedKey(kind=Kind.GANG, run=run, number=number, name="task"),
         layout.gang_member(run, number, "task", 2, name): ParsedKey(
             kind=Kind.GANG, run=run, number=number, name="task"
@@ -59,7 +61,7 @@ def test_single_document_keys_parse_back(run: str, number: int, name: str) -> No
         expected[layout.superseded(run, number, later)] = ParsedKey(
             kind=Kind.SUPERSEDED, run=run, number=number, name=later
         )
-    assert len(expected) == 16
+    assert len(expected) == 18
     assert {key: parse_key(key) for key in expected} == expected
 
 

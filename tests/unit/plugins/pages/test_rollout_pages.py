@@ -14,10 +14,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from stages.home import MotleyHome
+from storage.removed_rollouts import Removal, write_removals
 from storage.rollouts import read_rollouts
 from storage.store import open_store
 from tests.helpers.page_runs import DAG_ID, client_of, sentence, write_rows, write_run
-from tests.helpers.storage_builders import RUN
+from tests.helpers.storage_builders import NOW, RUN
 
 URL = f"/dags/{DAG_ID}/rollouts"
 
@@ -150,6 +151,10 @@ def test_iteration_that_is_not_there_is_answered_by_what_it_is(tmp_path: Path, p
         store.delete(info.key)
     status, said = sentence(client, f"{URL}?iteration=0")
     assert (status, "removed by retention or by hand" in said) == (410, True)
+    removal = Removal(removed_at=NOW, rule="the newest 3 iterations are kept", rows=7, size_bytes=1)
+    write_removals(store, RUN, {0: removal})
+    status, said = sentence(client, f"{URL}?iteration=0")
+    assert (status, "(7 rows) were removed on" in said) == (410, True)
 
 
 def test_iteration_under_way_is_shown_without_rewards(tmp_path: Path) -> None:
