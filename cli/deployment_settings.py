@@ -58,6 +58,8 @@ _FIXED = {
     "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
     "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
     "AIRFLOW__CORE__DEFAULT_TASK_WEIGHT_RULE": "absolute",
+    # Slots of the pool that all tasks share; read when the database is made.
+    "AIRFLOW__CORE__DEFAULT_POOL_TASK_SLOT_COUNT": "1024",
     "AIRFLOW__API__HOST": "127.0.0.1",
     # A worker's request is signed for this many seconds; a server on a busy machine can take longer than the default of
     # 10 to look at it, and the worker ends when it is refused (seen with Airflow 3.3.2, edge3 5.1.0).
@@ -101,6 +103,11 @@ _EDGE = {
     "AIRFLOW__EDGE__HEARTBEAT_INTERVAL": str(WORKER_HEARTBEAT_S),
     "AIRFLOW__EDGE__DRAIN_TIMEOUT_SEC": "600",
     "AIRFLOW__EDGE__EXTENDED_SYSTEM_INFO_FUNCTION": "plugins.worker_info.machine_facts",
+    # All tasks of all workers together. Each worker has its own limit; a smaller one here would hold up a stage of many
+    # machines, and a training gang of more machines than this could never meet.
+    "AIRFLOW__CORE__PARALLELISM": "1024",
+    # Tasks that one look of the scheduler may queue: all rows of a stage at once.
+    "AIRFLOW__SCHEDULER__MAX_TIS_PER_QUERY": "256",
 }
 
 

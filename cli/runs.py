@@ -35,10 +35,11 @@ def runs(home: HomeOption = None, json: JsonOption = False) -> None:
     output, place = Output(is_json=json), home_of(home)
     rows = [_run_row(file.stem, place) for file in list_run_entries(place.runs_dir)]
     columns = ("run", "done", "iterations", "reward", "created", "root")
+    shown = [row | {"root": "\n".join(row["roots"] or [row["root"] or ""])} for row in rows]
     if json:
         output.result({"runs": rows}, "")
     elif rows:
-        output.console.print(table("Runs", columns, [[row[c] for c in columns] for row in rows]))
+        output.console.print(table("Runs", columns, [[row[c] for c in columns] for row in shown]))
         for row in rows:
             if row.get("fault"):
                 output.console.print(f"{row['run']}: {row['fault']}", style="red", markup=False)
@@ -48,11 +49,11 @@ def runs(home: HomeOption = None, json: JsonOption = False) -> None:
 
 def _run_row(name: str, home: MotleyHome) -> dict[str, Any]:
     """Return how far a run is; one that can't be read says why, beside the others."""
-    row: dict[str, Any] = dict.fromkeys(("created", "iterations", "done", "reward", "root"))
+    row: dict[str, Any] = dict.fromkeys(("created", "iterations", "done", "reward", "root", "roots"))
     row["run"] = name
     try:
         found = find_run(name, home)
-        row["root"] = found.store.url
+        row |= {"root": found.store.url, "roots": _roots(found)}
         record = load_run(found.store, found.name)
         records = find_records(found.store, found.name)
         head = head_version(found.store, found.name)
@@ -64,6 +65,12 @@ def _run_row(name: str, home: MotleyHome) -> dict[str, Any]:
         "done": head or 0,
         "reward": records[-1].metrics.get("reward_mean") if records else None,
     }
+
+
+def _roots(found: FoundRun) -> list[str]:
+    """Return the roots of the stores of all regions, that of the records first."""
+    others = [] if found.entry is None else [root for root in found.entry.roots.values() if root != found.entry.root]
+    return list(dict.fromkeys([found.store.url, *others]))
 
 
 @app.command()

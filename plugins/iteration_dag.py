@@ -56,6 +56,12 @@ PRIORITY = {
 DEFAULT_PRIORITY = 10
 """Weight of every other stage."""
 
+MAX_ROWS_PER_MACHINE = 3
+"""Most rows of a machine that may run at once in an iteration: PPO's three inference tasks."""
+
+MIN_ACTIVE_TASKS = 16
+"""Airflow's own bound on the tasks of a DAG that run at once; enough for few machines."""
+
 PREFIXES = (DAG_PREFIX, QUALITY_PREFIX, RESCORE_PREFIX)
 """What the ids of a run's DAGs begin with, before its name."""
 
@@ -121,6 +127,7 @@ def build_run_dag(entry: RunEntry) -> DAG:
         is_paused_upon_creation=False,
         # The gates hold the order; this bound keeps Airflow from creating iterations that could only wait.
         max_active_runs=entry.lead + 1,
+        max_active_tasks=max(MIN_ACTIVE_TASKS, MAX_ROWS_PER_MACHINE * len(entry.machines) * (entry.lead + 1)),
         # The failure pauses the DAG in its own transaction, so that no later iteration starts. Without effect in async
         # mode, where a later one runs already; there the gates hold it.
         max_consecutive_failed_dag_runs=1 if is_sync else 0,

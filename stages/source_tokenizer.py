@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stages.errors import DataError
 from stages.spec.source import GgufSource, HuggingFaceSource, Source
+
+TOKENIZER_NAME: Final = "tokenizer.json"
+"""File of a Hugging Face directory with the tokenizer; others are made from it."""
 
 
 def load_source_tokenizer(source: Source) -> Any:  # noqa: ANN401 - transformers has no useful type
@@ -25,9 +28,16 @@ def load_source_tokenizer(source: Source) -> Any:  # noqa: ANN401 - transformers
 
 
 def _load_huggingface(source: HuggingFaceSource) -> Any:  # noqa: ANN401 - see above
+    path = Path(source.path).expanduser()
+    if path.is_dir() and not (path / TOKENIZER_NAME).is_file():
+        # transformers would name packages to install, which don't help.
+        raise DataError(
+            f"source.path {source.path!r} is a directory without {TOKENIZER_NAME}, so the model has no tokenizer; copy "
+            "that file there from where the model comes from.",
+            path=source.path,
+        )
     from transformers import AutoTokenizer
 
-    path = Path(source.path).expanduser()
     name = str(path) if path.is_dir() else source.path
     try:
         return AutoTokenizer.from_pretrained(name, revision=source.revision)

@@ -13,8 +13,8 @@ from benchmarks.planner.record import environment
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def write_result(name: str, settings: dict[str, Any], data: Any) -> None:  # noqa: ANN401 - JSON
-    """Write ``results/<name>.json`` and print the data."""
+def write_result(name: str, settings: dict[str, Any], data: Any, folder: Path = RESULTS) -> None:  # noqa: ANN401 - JSON
+    """Write ``<folder>/<name>.json`` and print the data."""
     place = {key: value for key, value in environment().items() if key != "commit"}
     document = {
         "benchmark": name,
@@ -22,8 +22,8 @@ def write_result(name: str, settings: dict[str, Any], data: Any) -> None:  # noq
         "settings": settings,
         "data": data,
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     print(json.dumps(data, indent=1))
 
 

@@ -11,10 +11,10 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from stages.errors import DataError
 from stages.models.request import MaterialiseRequest
+from stages.source_tokenizer import TOKENIZER_NAME
 from stages.spec.source import HuggingFaceSource
 
 _WANTED: Final = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-_TOKENIZER: Final = "tokenizer.json"
 
 
 def write_huggingface_model(source: HuggingFaceSource, request: MaterialiseRequest, directory: Path) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _download(source: HuggingFaceSource) -> Path:
 
 
 def _refuse_incomplete(origin: Path) -> None:
-    missing = [name for name in ("config.json", _TOKENIZER) if not (origin / name).is_file()]
+    missing = [name for name in ("config.json", TOKENIZER_NAME) if not (origin / name).is_file()]
     if not any(origin.glob("*.safetensors")):
         others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in origin.glob(pattern))
         hint = f" ({others[0]} is a pickle, which is never loaded: convert it to safetensors)" if others else ""

@@ -90,6 +90,7 @@ def test_run_that_can_not_be_read_hides_no_other(tmp_path: Path, content: bytes)
     assert (bad["run"], good["run"], good["done"]) == ("bad", "r", 0)
     assert "bad.json is unusable" in bad["fault"]
     assert "fault" not in good
+    assert [Path(root).name for root in good["roots"]] == ["a", "b"]
 
 
 def test_run_whose_record_is_damaged_or_gone_says_so_in_the_list(tmp_path: Path) -> None:

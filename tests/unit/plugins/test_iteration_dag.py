@@ -14,6 +14,7 @@ from airflow.models.serialized_dag import SerializedDagModel
 from airflow.sdk import TriggerRule
 from airflow.serialization.serialized_objects import DagSerialization
 
+from cli.deployment_settings import edge_environment
 from plugins.iteration_dag import build_run_dag, build_run_dags
 from plugins.stage_operator import PLANNED_STAGES
 from stages.run_entry import MachineEntry, RunEntry
@@ -172,3 +173,23 @@ def test_only_the_wanted_dag_is_built(tmp_path: Path) -> None:
     for entry in (ONE, TWO):
         (tmp_path / f"{entry.run}.json").write_text(entry.to_json())
     assert list(build_run_dags(sorted(tmp_path.iterdir()), wanted="motley__wide")) == ["motley__wide"]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("lead", [0, 2])
+def test_no_bound_of_airflow_keeps_rows_of_a_stage_from_running_at_once(algorithm: str, lead: int) -> None:
+    """A training gang meets only if all its rows run; Airflow's default of 16 tasks per DAG would keep 64 apart."""
+    entry = RunEntry.model_validate(
+        {
+            "run": "wide", "roots": {"here": "/data"}, "iterations": 3, "algorithm": algorithm, "max_staleness": lead,
+            "machines": [machine(f"m{number}", "here").model_dump() for number in range(64)],
+        }
+    )  # fmt: skip
+    dag = build_run_dag(entry)
+    widest = max(sum(a.task_id.startswith(f"{stage}.") for a in dag.tasks) for stage in PLANNED_STAGES)
+    side_by_side = {"grpo": 1, "ppo": 3}[algorithm]
+    assert widest == 64
+    assert dag.max_active_tasks >= widest * side_by_side * (lead + 1)
+    edge = edge_environment("http://localhost")
+    for bound in (edge["AIRFLOW__CORE__PARALLELISM"], edge["AIRFLOW__SCHEDULER__MAX_TIS_PER_QUERY"]):
+        assert int(bound) >= widest * side_by_side
