@@ -118,7 +118,8 @@ def packed(
     group_of = {task: index for index, group in enumerate(groups) for task in group}
     present = [(task, tasks[task]) for task in order if task in group_of]
     rows = {
-        task: (held.dp, held.pp, held.tp, held.micro_batch_size, 0, group_of[task], 0, 0, 0) for task, held in present
+        task: (held.dp, held.pp, held.tp, held.micro_batch_size, 0, group_of[task], *_NOT_PLACED)
+        for task, held in present
     }
     return PackedPlan(
         np.array([rows.get(task, _NO_TASK) for task in order], dtype=np.int64),
@@ -128,8 +129,10 @@ def packed(
     )
 
 
+#: Where things of a task begin, before the tasks are placed one after the other.
+_NOT_PLACED = (0, 0, 0, 0)
 #: Row of a task that is in no group.
-_NO_TASK = (0, 0, 0, 1, 0, -1, 0, 0, 0)
+_NO_TASK = (0, 0, 0, 1, 0, -1, *_NOT_PLACED)
 
 
 def read_only_grid(gpus: Sequence[int], dp: int, pp: int, tp: int) -> GpuGrid:

@@ -234,11 +234,12 @@ class PlanEvaluator:
     ) -> float:
         """Write the seconds of a replica's stages [pp]; return its pipeline fill."""
         self._know_tails(batch)
-        machines, layers = self._machines(placement), np.array(placement.layers, dtype=np.int64)
         start, mbs = index * placement.pp * placement.tp, placement.micro_batch_size
+        machines = self._machines(placement)[start : start + placement.pp * placement.tp]
+        layers = np.array(placement.layers, dtype=np.int64)
         found: float = self._settled(
             lambda: self._stages.stage_totals(
-                self._tables, self._row[task], machines, start, layers, placement.tp, mbs, samples, batch, totals
+                self._tables, self._row[task], machines, layers, placement.tp, mbs, samples, batch, totals
             )
         )
         return found

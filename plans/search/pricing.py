@@ -137,7 +137,7 @@ class Pricer:
     def _row(self, task: RlTask, layout: TaskLayout, group: int) -> tuple[int, ...]:
         """Return a task's row of a plan's shape."""
         split = SPLIT_NUMBERS[layout.split]
-        return (layout.dp, layout.pp, layout.tp, self._micro_batch[task], split, group, 0, 0, 0)
+        return (layout.dp, layout.pp, layout.tp, self._micro_batch[task], split, group, 0, 0, 0, 0)
 
     def _is_allowed(self, genome: Genome) -> bool:
         """Tell whether the engines can run all layouts of a candidate."""

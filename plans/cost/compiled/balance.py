@@ -8,7 +8,8 @@ import numpy as np
 
 from plans.cost.compiled.jit import compiled
 from plans.cost.compiled.memory import parameter_bytes
-from plans.cost.compiled.stages import is_same, least_at, shares_s, unit_s
+from plans.cost.compiled.places import NUM_PLACE, is_same, measure_places
+from plans.cost.compiled.stages import shares_s, unit_s
 from plans.cost.compiled.tables import (
     FIRST_PARAMETERS,
     LAST_PARAMETERS,
@@ -23,12 +24,15 @@ from plans.cost.compiled.tables import (
 
 
 @compiled
-def room_bytes(tables: Tables, machines: IntArray, dp: int, pp: int, tp: int) -> FloatArray:
-    """Return the bytes that tasklets of each stage may use: those of its smallest GPU [pp]."""
+def room_bytes(capacity: FloatArray, machines: IntArray, dp: int, pp: int, tp: int) -> FloatArray:
+    """Return the bytes that tasklets of each stage may use: those of its smallest GPU [pp].
+
+    `capacity`: bytes that tasklets may use on a GPU of each machine [M].
+    """
     room = np.full(pp, math.inf)
-    for i in range(dp):
-        for j in range(pp):
-            room[j] = min(room[j], least_at(tables.memory.capacity_bytes, machines, (i * pp + j) * tp, tp))
+    for index in range(dp * pp * tp):
+        stage = index // tp % pp
+        room[stage] = min(room[stage], capacity[machines[index]])
     return room
 
 
@@ -36,7 +40,7 @@ def room_bytes(tables: Tables, machines: IntArray, dp: int, pp: int, tp: int) ->
 def resident_share(tables: Tables, task: int, machines: IntArray, dp: int, layers: IntArray, tp: int) -> float:
     """Return the largest share of a GPU's memory that its shard of the model fills."""
     memory, pp, largest = tables.memory.tasks[task], len(layers), 0.0
-    room, each = room_bytes(tables, machines, dp, pp, tp), parameter_bytes(memory, dp) / tp
+    room, each = room_bytes(tables.memory.capacity_bytes, machines, dp, pp, tp), parameter_bytes(memory, dp) / tp
     for j in range(pp):
         parameters = layers[j] * memory[LAYER_PARAMETERS]
         parameters += memory[FIRST_PARAMETERS] if j == 0 else 0.0
@@ -49,7 +53,21 @@ def resident_share(tables: Tables, task: int, machines: IntArray, dp: int, layer
 def split_layers(
     tables: Tables, task: int, machines: IntArray, dp: int, pp: int, tp: int, mbs: int, split: int, layers: IntArray
 ) -> bool:
-    """Write the layers per stage [pp]; False where no split fits the memory or the layers."""
+    """Write the layers per stage [pp], as `placed_split`."""
+    places = np.empty((dp * pp, NUM_PLACE))
+    measure_places(tables, task, machines, dp, pp, tp, mbs, places)
+    return placed_split(tables, task, machines, places, dp, pp, tp, mbs, split, layers)
+
+
+@compiled
+def placed_split(
+    tables: Tables, task: int, machines: IntArray, places: FloatArray, dp: int, pp: int, tp: int, mbs: int, split: int,
+    layers: IntArray,
+) -> bool:  # fmt: skip
+    """Write the layers per stage [pp]; False where no split fits the memory or the layers.
+
+    `machines` and `places`: machine of each tasklet and the places of the task.
+    """
     total = np.int64(tables.terms[task, NUM_LAYERS])
     if pp == 1:
         layers[0] = total
@@ -59,12 +77,12 @@ def split_layers(
     if split == SPLIT_EVEN:
         _proportional(total, np.ones(pp), layers)
         return True
-    room = room_bytes(tables, machines, dp, pp, tp)
+    room = room_bytes(tables.memory.capacity_bytes, machines, dp, pp, tp)
     if split == SPLIT_MEMORY:
         _proportional(total, room, layers)
         return True
     relative, fixed = np.zeros(pp), np.zeros(pp)
-    if not _relative_costs(tables, task, machines, dp, tp, mbs, relative, fixed):
+    if not _relative_costs(tables.terms[task], machines, places, dp, tp, mbs, relative, fixed):
         _proportional(total, np.ones(pp), layers)  # a TP group over a forbidden link: no split helps
         return True
     memory = tables.memory.tasks[task]
@@ -79,8 +97,9 @@ def split_layers(
 
 @compiled
 def _relative_costs(
-    tables: Tables, task: int, machines: IntArray, dp: int, tp: int, mbs: int, relative: FloatArray, fixed: FloatArray
-) -> bool:
+    terms: FloatArray, machines: IntArray, places: FloatArray, dp: int, tp: int, mbs: int, relative: FloatArray,
+    fixed: FloatArray,
+) -> bool:  # fmt: skip
     """Write the cost of a layer on each stage and of the head on the last, relative to a replica's mean; largest count.
 
     False where a stage's cost is infinite.
@@ -93,7 +112,7 @@ def _relative_costs(
             continue
         last = total = 0.0
         for j in range(pp):
-            each[j], last = shares_s(tables, task, machines, start + j * tp, tp, mbs)
+            each[j], last = shares_s(terms, places, i * pp + j, tp, mbs)
             total += each[j]
         mean = total / pp
         if not math.isfinite(mean):
@@ -169,8 +188,8 @@ def even_samples(total: int, samples: IntArray) -> None:
 
 @compiled
 def speed_samples(
-    tables: Tables, task: int, machines: IntArray, layers: IntArray, tp: int, mbs: int, rooms: IntArray, total: int,
-    samples: IntArray,
+    tables: Tables, task: int, machines: IntArray, places: FloatArray, layers: IntArray, tp: int, mbs: int,
+    rooms: IntArray, total: int, samples: IntArray,
 ) -> None:  # fmt: skip
     """Write samples per replica in proportion to speed; equal ones where all are equally fast, or one can't work.
 
@@ -180,14 +199,14 @@ def speed_samples(
     even_samples(total, samples)
     if dp == 1:
         return
-    units, slowest, least = np.empty(dp), 0.0, math.inf
+    units, step_s, slowest, least = np.empty(dp), np.empty(len(layers)), 0.0, math.inf
     for i in range(dp):
         batch = max(1, rooms[i]) if len(rooms) else 1
         is_known = i > 0 and (len(rooms) == 0 or rooms[i] == rooms[i - 1])
         if is_known and is_same(machines, i * size, (i - 1) * size, size):
             units[i] = units[i - 1]
         else:
-            units[i] = unit_s(tables, task, machines, i * size, layers, tp, mbs, batch)
+            units[i] = unit_s(tables, task, machines, places, i, layers, tp, mbs, batch, step_s)
         slowest, least = max(slowest, units[i]), min(least, units[i])
     if slowest <= least * (1.0 + 1e-9) or not math.isfinite(slowest):
         return

@@ -27,6 +27,7 @@ from plans.cost.compiled.tables import (
     MICRO_BATCH,
     ONLY_PARAMETERS,
     OWNER,
+    PLACES_AT,
     PP,
     REPLICATED_BYTES,
     SAMPLES_AT,
@@ -90,13 +91,14 @@ def working_bytes(memory: FloatArray, layers: IntArray, stage: int, tp: int, mbs
 
 @compiled
 def place_tasks(shape: IntArray) -> None:
-    """Fill in where the GPUs, layers and samples of each task begin."""
-    gpus = layers = samples = 0
+    """Fill in where the GPUs, layers, samples and places of each task begin."""
+    gpus = layers = samples = places = 0
     for row in shape:
-        row[GPUS_AT], row[LAYERS_AT], row[SAMPLES_AT] = gpus, layers, samples
+        row[GPUS_AT], row[LAYERS_AT], row[SAMPLES_AT], row[PLACES_AT] = gpus, layers, samples, places
         gpus += row[DP] * row[PP] * row[TP]
         layers += row[PP]
         samples += row[DP]
+        places += row[DP] * row[PP]
 
 
 @compiled
@@ -115,6 +117,12 @@ def layers_of(row: IntArray, layers: IntArray) -> IntArray:
 def samples_of(row: IntArray, samples: IntArray) -> IntArray:
     """Return the samples per replica of a task [dp], given its row of the plan's shape."""
     return samples[row[SAMPLES_AT] : row[SAMPLES_AT] + row[DP]]
+
+
+@compiled
+def places_of(row: IntArray, places: FloatArray) -> FloatArray:
+    """Return the places of a task [dp * pp, NUM_PLACE], given its row of the plan's shape."""
+    return places[row[PLACES_AT] : row[PLACES_AT] + row[DP] * row[PP]]
 
 
 @compiled

@@ -10,9 +10,18 @@ import math
 import numpy as np
 
 from plans.cost.compiled.jit import compiled
+from plans.cost.compiled.places import (
+    FLOP_PER_S,
+    HBM_BYTES_PER_S,
+    NUM_PLACE,
+    OVERHEAD_S,
+    PAIR_S,
+    RING_S,
+    is_same,
+    measure_places,
+)
 from plans.cost.compiled.rings import pair_s, ring_of_counts_s, ring_s, ring_steps
 from plans.cost.compiled.tables import (
-    ACTIVATION_BYTES,
     DECODE_CACHE_BYTES,
     DECODE_GROUPS,
     DECODE_HEAD_BYTES,
@@ -47,92 +56,83 @@ TYPICAL_BATCH = 64.0
 
 
 @compiled
-def least_at(values: FloatArray, machines: IntArray, start: int, tp: int) -> float:
-    """Return the least value of a stage's GPUs, of values by machine [M]."""
-    least = math.inf
-    for index in range(start, start + tp):
-        least = min(least, values[machines[index]])
-    return least
-
-
-@compiled
-def sample_s(tables: Tables, task: int, machines: IntArray, start: int, layers: int, tp: int, is_last: bool) -> float:
+def sample_s(terms: FloatArray, places: FloatArray, place: int, layers: int, tp: int, is_last: bool) -> float:
     """Return C_comp of a stage per sample."""
-    terms = tables.terms[task]
     flop = layers * terms[LAYER_FLOP] + (terms[HEAD_FLOP] if is_last else 0.0)
-    return terms[PASSES] * flop / (least_at(tables.flop_per_s[task], machines, start, tp) * tp)
+    return terms[PASSES] * flop / (places[place, FLOP_PER_S] * tp)
 
 
 @compiled
-def tp_ring_s(tables: Tables, task: int, machines: IntArray, start: int, tp: int, mbs: int) -> float:
-    """Return the seconds of one TP all-reduce of a micro-batch over a stage's GPUs."""
-    if tp == 1:
-        return 0.0
-    num_bytes = tables.terms[task, ACTIVATION_BYTES] * mbs * (2.0 * (tp - 1) / tp)
-    return ring_s(tables, machines, start, tp, 1, num_bytes)
-
-
-@compiled
-def link_s(
-    tables: Tables, task: int, machines: IntArray, start: int, layers: int, tp: int, mbs: int, is_last: bool
-) -> float:
+def link_s(terms: FloatArray, places: FloatArray, place: int, layers: int) -> float:
     """Return C_tp + C_pp of a stage per micro-batch."""
-    terms = tables.terms[task]
-    seconds = terms[TP_COUNT] * layers * tp_ring_s(tables, task, machines, start, tp, mbs)
-    if not is_last:
-        num_bytes = terms[ACTIVATION_BYTES] * mbs
-        seconds += terms[PP_COUNT] * pair_s(tables, machines, start, start + tp, tp, num_bytes)
-    return seconds
+    return terms[TP_COUNT] * layers * places[place, RING_S] + terms[PP_COUNT] * places[place, PAIR_S]
 
 
 @compiled
 def decode_step_s(
-    tables: Tables, task: int, machines: IntArray, start: int, layers: int, pp: int, tp: int, batch: int, is_last: bool
+    terms: FloatArray, places: FloatArray, place: int, layers: int, pp: int, tp: int, batch: int, is_last: bool
 ) -> float:
-    """Return seconds per decode step of a stage, all groups of the batch included."""
-    terms = tables.terms[task]
+    """Return seconds per decode step of a stage, all groups of the batch included, without its links."""
     groups = pp if terms[DECODE_GROUPS] else 1
-    flop_per_s = least_at(tables.flop_per_s[task], machines, start, tp)
-    hbm = least_at(tables.hbm_bytes_per_s[task], machines, start, tp)
-    overhead = 0.0
-    for index in range(start, start + tp):
-        overhead = max(overhead, tables.overhead_s[machines[index]])
     head_bytes = terms[DECODE_HEAD_BYTES] if is_last else 0.0
     head_flop = terms[DECODE_HEAD_FLOP] if is_last else 0.0
     weights = groups * (layers * terms[DECODE_LAYER_BYTES] + head_bytes) / tp
     cache = batch * layers * terms[DECODE_CACHE_BYTES] / min(float(tp), terms[DECODE_KV_HEADS])
     work = batch * (layers * terms[DECODE_LAYER_FLOP] + head_flop) / tp
-    seconds = max((weights + cache) / hbm, work / flop_per_s) + groups * layers * overhead
-    if terms[DECODE_TP_COUNT]:
-        share_bytes = batch / groups * terms[DECODE_TOKEN_BYTES]
-        if tp > 1:
-            ring = ring_s(tables, machines, start, tp, 1, share_bytes * (2.0 * (tp - 1) / tp))
-            seconds += groups * terms[DECODE_TP_COUNT] * layers * ring
-        if not is_last:
-            seconds += groups * pair_s(tables, machines, start, start + tp, tp, share_bytes)
-    return seconds
+    seconds = max((weights + cache) / places[place, HBM_BYTES_PER_S], work / places[place, FLOP_PER_S])
+    return seconds + groups * layers * places[place, OVERHEAD_S]
 
 
 @compiled
-def stage_totals(
-    tables: Tables, task: int, machines: IntArray, start: int, layers: IntArray, tp: int, mbs: int, samples: int,
-    batch: int, totals: FloatArray,
+def add_decode_links(
+    tables: Tables, terms: FloatArray, machines: IntArray, start: int, layers: IntArray, tp: int, batch: int,
+    step_s: FloatArray,
+) -> None:  # fmt: skip
+    """Add what links take per decode step to the seconds of a replica's stages [pp]; the replica begins at `start`."""
+    pp = len(layers)
+    groups = pp if terms[DECODE_GROUPS] else 1
+    share_bytes = batch / groups * terms[DECODE_TOKEN_BYTES]
+    for j in range(pp):
+        at = start + j * tp
+        if tp > 1:
+            ring = ring_s(tables, machines, at, tp, 1, share_bytes * (2.0 * (tp - 1) / tp))
+            step_s[j] += groups * terms[DECODE_TP_COUNT] * layers[j] * ring
+        if j < pp - 1:
+            step_s[j] += groups * pair_s(tables, machines, at, at + tp, tp, share_bytes)
+
+
+@compiled
+def decode_steps_s(
+    tables: Tables, task: int, machines: IntArray, places: FloatArray, replica: int, layers: IntArray, tp: int,
+    batch: int, step_s: FloatArray,
+) -> None:  # fmt: skip
+    """Write the seconds per decode step of the stages of one replica [pp]; 0 where the task does not decode."""
+    terms, pp = tables.terms[task], len(layers)
+    if not terms[DECODES]:
+        step_s[:] = 0.0
+        return
+    for j in range(pp):
+        step_s[j] = decode_step_s(terms, places, replica * pp + j, layers[j], pp, tp, batch, j == pp - 1)
+    if terms[DECODE_TP_COUNT]:
+        add_decode_links(tables, terms, machines, replica * pp * tp, layers, tp, batch, step_s)
+
+
+@compiled
+def placed_totals(
+    tables: Tables, task: int, machines: IntArray, places: FloatArray, replica: int, layers: IntArray, tp: int,
+    mbs: int, samples: int, batch: int, totals: FloatArray,
 ) -> float:  # fmt: skip
     """Write the seconds of each stage of one replica [pp]; return its pipeline fill."""
     terms, pp = tables.terms[task], len(layers)
     micro_batches = -(-samples // mbs)
     counted = float(micro_batches * mbs if terms[PADS] else samples)
-    steps = 0.0
-    if terms[DECODES]:
-        steps = terms[DECODE_RESPONSE] * counted / batch + tables.tails[batch]
+    decode_steps_s(tables, task, machines, places, replica, layers, tp, batch, totals)
+    steps = terms[DECODE_RESPONSE] * counted / batch + tables.tails[batch] if terms[DECODES] else 0.0
     flow_sample = flow_link = 0.0
     for j in range(pp):
-        at, is_last = start + j * tp, j == pp - 1
-        compute = sample_s(tables, task, machines, at, layers[j], tp, is_last)
-        links = link_s(tables, task, machines, at, layers[j], tp, mbs, is_last)
-        totals[j] = counted * compute + micro_batches * links
-        if terms[DECODES]:
-            totals[j] += steps * decode_step_s(tables, task, machines, at, layers[j], pp, tp, batch, is_last)
+        compute = sample_s(terms, places, replica * pp + j, layers[j], tp, j == pp - 1)
+        links = link_s(terms, places, replica * pp + j, layers[j])
+        totals[j] = counted * compute + micro_batches * links + steps * totals[j]
         if j:
             flow_sample += compute
             flow_link += links
@@ -142,23 +142,15 @@ def stage_totals(
 
 
 @compiled
-def replica_s(
-    tables: Tables, task: int, machines: IntArray, start: int, layers: IntArray, tp: int, mbs: int, samples: int,
-    batch: int,
+def stage_totals(
+    tables: Tables, task: int, machines: IntArray, layers: IntArray, tp: int, mbs: int, samples: int, batch: int,
+    totals: FloatArray,
 ) -> float:  # fmt: skip
-    """Return slowest stage + bubble of one replica."""
-    totals = np.empty(len(layers))
-    bubble = stage_totals(tables, task, machines, start, layers, tp, mbs, samples, batch, totals)
-    return totals.max() + bubble
-
-
-@compiled
-def is_same(machines: IntArray, first: int, second: int, size: int) -> bool:
-    """Tell whether two runs of places are on the same machines."""
-    for index in range(size):
-        if machines[first + index] != machines[second + index]:
-            return False
-    return True
+    """Write the seconds of each stage of a replica on these machines [pp]; return its pipeline fill."""
+    pp = len(layers)
+    places = np.empty((pp, NUM_PLACE))
+    measure_places(tables, task, machines, 1, pp, tp, mbs, places)
+    return placed_totals(tables, task, machines, places, 0, layers, tp, mbs, samples, batch, totals)
 
 
 @compiled
@@ -166,25 +158,38 @@ def task_s(
     tables: Tables, task: int, machines: IntArray, layers: IntArray, tp: int, mbs: int, samples: IntArray,
     batches: IntArray,
 ) -> float:  # fmt: skip
-    """Return the cost of a task: its slowest replica and the gradient all-reduce.
+    """Return the cost of a task, as `placed_task_s`."""
+    places = np.empty((len(samples) * len(layers), NUM_PLACE))
+    measure_places(tables, task, machines, len(samples), len(layers), tp, mbs, places)
+    return placed_task_s(tables, task, machines, places, layers, tp, mbs, samples, batches)
+
+
+@compiled
+def placed_task_s(
+    tables: Tables, task: int, machines: IntArray, places: FloatArray, layers: IntArray, tp: int, mbs: int,
+    samples: IntArray, batches: IntArray,
+) -> float:  # fmt: skip
+    """Return the cost of a task: its slowest replica (slowest stage + bubble) and the gradient all-reduce.
 
     Args:
         tables: the constants.
         task: its row.
         machines: machine of each tasklet [dp * pp * tp].
+        places: its places [dp * pp, NUM_PLACE].
         layers: layers per stage [pp].
         tp: shards per stage.
         mbs: samples per micro-batch.
         samples: samples per replica [dp].
         batches: decode batch per replica [dp] of generation; empty for other tasks.
     """
-    size, slowest = len(layers) * tp, 0.0
+    size, slowest, totals = len(layers) * tp, 0.0, np.empty(len(layers))
     for i in range(len(samples)):
         batch = batches[i] if len(batches) else 1
         is_known = i > 0 and samples[i] == samples[i - 1] and (len(batches) == 0 or batch == batches[i - 1])
         if is_known and is_same(machines, i * size, (i - 1) * size, size):
             continue
-        slowest = max(slowest, replica_s(tables, task, machines, i * size, layers, tp, mbs, samples[i], batch))
+        bubble = placed_totals(tables, task, machines, places, i, layers, tp, mbs, samples[i], batch, totals)
+        slowest = max(slowest, totals.max() + bubble)
     if tables.terms[task, TRAINS]:
         slowest += gradient_s(tables, task, machines, len(samples), layers, tp)
     return slowest
@@ -283,17 +288,16 @@ def _shared_ring_s(tables: Tables, counts: IntArray, carried: FloatArray, ring: 
 
 
 @compiled
-def shares_s(tables: Tables, task: int, machines: IntArray, start: int, tp: int, mbs: int) -> tuple[float, float]:
+def shares_s(terms: FloatArray, places: FloatArray, place: int, tp: int, mbs: int) -> tuple[float, float]:
     """Return rough seconds per sample of a layer and of the head on a stage: compute, TP ring, typical decoding."""
-    terms = tables.terms[task]
-    rate = least_at(tables.flop_per_s[task], machines, start, tp) * tp
+    rate = places[place, FLOP_PER_S] * tp
     layer = terms[PASSES] * terms[LAYER_FLOP] / rate
-    layer += terms[TP_COUNT] / mbs * tp_ring_s(tables, task, machines, start, tp, mbs)
+    layer += terms[TP_COUNT] / mbs * places[place, RING_S]
     head = terms[PASSES] * terms[HEAD_FLOP] / rate
     if terms[DECODES]:
         # One sequence of a decode batch of typical size; only the relation between stages matters.
         steps = terms[DECODE_RESPONSE] / TYPICAL_BATCH
-        bandwidth = least_at(tables.hbm_bytes_per_s[task], machines, start, tp) * tp
+        bandwidth = places[place, HBM_BYTES_PER_S] * tp
         layer += steps * terms[DECODE_LAYER_BYTES] / bandwidth
         head += steps * terms[DECODE_HEAD_BYTES] / bandwidth
     return layer, head
@@ -301,16 +305,15 @@ def shares_s(tables: Tables, task: int, machines: IntArray, start: int, tp: int,
 
 @compiled
 def unit_s(
-    tables: Tables, task: int, machines: IntArray, start: int, layers: IntArray, tp: int, mbs: int, batch: int
-) -> float:
-    """Return the seconds per sample of one replica with many samples: its slowest stage."""
+    tables: Tables, task: int, machines: IntArray, places: FloatArray, replica: int, layers: IntArray, tp: int,
+    mbs: int, batch: int, step_s: FloatArray,
+) -> float:  # fmt: skip
+    """Return the seconds per sample of one replica with many samples: its slowest stage; `step_s` [pp] is scratch."""
     terms, pp, slowest = tables.terms[task], len(layers), 0.0
     steps = terms[DECODE_RESPONSE] / batch
+    decode_steps_s(tables, task, machines, places, replica, layers, tp, batch, step_s)
     for j in range(pp):
-        at, is_last = start + j * tp, j == pp - 1
-        seconds = sample_s(tables, task, machines, at, layers[j], tp, is_last)
-        seconds += link_s(tables, task, machines, at, layers[j], tp, mbs, is_last) / mbs
-        if terms[DECODES]:
-            seconds += steps * decode_step_s(tables, task, machines, at, layers[j], pp, tp, batch, is_last)
-        slowest = max(slowest, seconds)
+        seconds = sample_s(terms, places, replica * pp + j, layers[j], tp, j == pp - 1)
+        seconds += link_s(terms, places, replica * pp + j, layers[j]) / mbs
+        slowest = max(slowest, seconds + steps * step_s[j])
     return slowest

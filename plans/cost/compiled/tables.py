@@ -40,8 +40,8 @@ DIRECT, SEQUENTIAL, PER_REGION = range(3)
 (ETA, DELTA_FRACTION, SYNC_FACTOR, EMBEDDING_BYTES, LINE_LAYER_BYTES, LINE_HEAD_BYTES, NUM_NUMBERS) = range(7)
 
 #: Columns of a row of a plan's `shape`: degrees, samples per micro-batch, layer split and group of a task (-1 = none),
-#: and, filled in by `place_tasks`, where its GPUs, layers and samples begin.
-DP, PP, TP, MICRO_BATCH, SPLIT, GROUP, GPUS_AT, LAYERS_AT, SAMPLES_AT, NUM_SHAPE = range(10)
+#: and, filled in by `place_tasks`, where its GPUs, layers, samples and places (stages of replicas) begin.
+DP, PP, TP, MICRO_BATCH, SPLIT, GROUP, GPUS_AT, LAYERS_AT, SAMPLES_AT, PLACES_AT, NUM_SHAPE = range(11)
 SPLIT_SPEED, SPLIT_MEMORY, SPLIT_EVEN = range(3)
 
 #: Rings kept; a power of two.

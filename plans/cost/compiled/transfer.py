@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from plans.cost.compiled.jit import compiled
+from plans.cost.compiled.places import is_same
 from plans.cost.compiled.rings import edge_s, ring_of_counts_s
-from plans.cost.compiled.stages import is_same
 from plans.cost.compiled.tables import (
     DELTA_FRACTION,
     DIRECT,

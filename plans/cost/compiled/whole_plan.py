@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from plans.cost.compiled.balance import even_samples, resident_share, speed_samples, split_layers
+from plans.cost.compiled.balance import even_samples, placed_split, resident_share, speed_samples
 from plans.cost.compiled.jit import borrowed, compiled
 from plans.cost.compiled.memory import (
     cache_bytes,
@@ -19,12 +19,14 @@ from plans.cost.compiled.memory import (
     hold_group,
     layers_of,
     place_tasks,
+    places_of,
     samples_of,
     stage_bytes,
     uses_same_places,
 )
+from plans.cost.compiled.places import NUM_PLACE, least_at, measure_places
 from plans.cost.compiled.plain import PlainTables, named
-from plans.cost.compiled.stages import least_at, task_s
+from plans.cost.compiled.stages import placed_task_s
 from plans.cost.compiled.tables import (
     DP,
     ETA,
@@ -33,6 +35,7 @@ from plans.cost.compiled.tables import (
     HAS_ETA,
     IS_ASYNC,
     MICRO_BATCH,
+    PLACES_AT,
     PP,
     SAMPLES,
     SPLIT,
@@ -62,53 +65,79 @@ def machines_of(tables: Tables, gpus: IntArray) -> IntArray:
 
 
 @compiled
+def measure_plan(tables: Tables, shape: IntArray, machines: IntArray) -> FloatArray:
+    """Fill in where everything of the tasks begins; return the places of all tasks, one after the other."""
+    place_tasks(shape)
+    last = shape[-1]
+    places = np.empty((last[PLACES_AT] + last[DP] * last[PP], NUM_PLACE))
+    for task in range(len(shape)):
+        row = shape[task]
+        own = gpus_of(row, machines)
+        measure_places(tables, task, own, row[DP], row[PP], row[TP], row[MICRO_BATCH], places_of(row, places))
+    return places
+
+
+@compiled
 def balance_plan(
     tables: Tables, strategies: IntArray, shape: IntArray, gpus: IntArray, layers: IntArray, samples: IntArray
 ) -> bool:
     """Write layers and samples of all tasks; False where a task has fewer layers or samples than parts."""
-    place_tasks(shape)
     machines = machines_of(tables, gpus)
+    places = measure_plan(tables, shape, machines)
+    return balance_placed(tables, strategies, shape, gpus, machines, places, layers, samples)
+
+
+@compiled
+def balance_placed(
+    tables: Tables, strategies: IntArray, shape: IntArray, gpus: IntArray, machines: IntArray, places: FloatArray,
+    layers: IntArray, samples: IntArray,
+) -> bool:  # fmt: skip
+    """Write layers and samples of all tasks, whose places are known; False as in `balance_plan`."""
     generation = tables.facts[GENERATION]
     for task in range(len(shape)):
-        if task != generation and not _balance_task(tables, strategies, task, shape[task], machines, layers, samples):
+        row = shape[task]
+        if task != generation and not _balance_task(
+            tables, strategies, task, row, gpus_of(row, machines), places_of(row, places), layers, samples
+        ):
             return False
-    return _balance_generation(tables, strategies, shape, gpus, machines, layers, samples)
+    return _balance_generation(tables, strategies, shape, gpus, machines, places, layers, samples)
 
 
 @compiled
 def _balance_task(
-    tables: Tables, strategies: IntArray, task: int, row: IntArray, machines: IntArray, layers: IntArray,
-    samples: IntArray,
+    tables: Tables, strategies: IntArray, task: int, row: IntArray, machines: IntArray, places: FloatArray,
+    layers: IntArray, samples: IntArray,
 ) -> bool:  # fmt: skip
-    """Write layers and samples of a task other than generation."""
-    total, own, cut = tables.facts[SAMPLES], gpus_of(row, machines), layers_of(row, layers)
+    """Write layers and samples of a task other than generation, given its own machines and places."""
+    total, cut, mbs = tables.facts[SAMPLES], layers_of(row, layers), row[MICRO_BATCH]
     split = row[SPLIT] if strategies[LAYERS] else SPLIT_EVEN
-    if row[DP] > total or not split_layers(tables, task, own, row[DP], row[PP], row[TP], row[MICRO_BATCH], split, cut):
+    if row[DP] > total or not placed_split(tables, task, machines, places, row[DP], row[PP], row[TP], mbs, split, cut):
         return False
     if not strategies[OTHER_SAMPLES]:
         even_samples(total, samples_of(row, samples))
     else:
         none = np.empty(0, dtype=np.int64)
-        speed_samples(tables, task, own, cut, row[TP], row[MICRO_BATCH], none, total, samples_of(row, samples))
+        speed_samples(tables, task, machines, places, cut, row[TP], mbs, none, total, samples_of(row, samples))
     return True
 
 
 @compiled
 def _balance_generation(
-    tables: Tables, strategies: IntArray, shape: IntArray, gpus: IntArray, machines: IntArray, layers: IntArray,
-    samples: IntArray,
+    tables: Tables, strategies: IntArray, shape: IntArray, gpus: IntArray, machines: IntArray, places: FloatArray,
+    layers: IntArray, samples: IntArray,
 ) -> bool:  # fmt: skip
     """Write layers and samples of generation, the other tasks being done; in the training's places with its layers."""
     task, total = tables.facts[GENERATION], tables.facts[SAMPLES]
     row, training = shape[task], shape[tables.facts[TRAINING]]
-    own, cut, shares = gpus_of(row, machines), layers_of(row, layers), samples_of(row, samples)
+    own, placed = gpus_of(row, machines), places_of(row, places)
+    cut, shares, mbs = layers_of(row, layers), samples_of(row, samples), row[MICRO_BATCH]
     if row[DP] > total:
         return False
     if uses_same_places(row, training, gpus):
         cut[:] = layers_of(training, layers)
     else:
         split = row[SPLIT] if strategies[LAYERS] else SPLIT_EVEN
-        if not split_layers(tables, task, own, row[DP], row[PP], row[TP], row[MICRO_BATCH], split, cut):
+        if not placed_split(tables, task, own, placed, row[DP], row[PP], row[TP], mbs, split, cut):
             return False
     even_samples(total, shares)
     if strategies[GENERATION_SAMPLES] and row[DP] > 1:
@@ -116,7 +145,7 @@ def _balance_generation(
         resident, working, rooms = np.empty(num_gpus), np.empty(num_gpus), np.empty(row[DP], dtype=np.int64)
         hold_group(tables.memory, shape, gpus, layers, samples, row[GROUP], resident, working)
         find_rooms(tables.memory, row, gpus_of(row, gpus), cut, resident, rooms)
-        speed_samples(tables, task, own, cut, row[TP], row[MICRO_BATCH], rooms, total, shares)
+        speed_samples(tables, task, own, placed, cut, row[TP], mbs, rooms, total, shares)
     return True
 
 
@@ -137,17 +166,17 @@ def plan_overflow(
 
 @compiled
 def plan_seconds(
-    tables: Tables, shape: IntArray, gpus: IntArray, layers: IntArray, samples: IntArray, batches: IntArray,
-    seconds: FloatArray,
+    tables: Tables, shape: IntArray, gpus: IntArray, machines: IntArray, places: FloatArray, layers: IntArray,
+    samples: IntArray, batches: IntArray, seconds: FloatArray,
 ) -> None:  # fmt: skip
     """Write the seconds of iteration, phases, transfer and tasks."""
-    machines, none = machines_of(tables, gpus), np.empty(0, dtype=np.int64)
+    none = np.empty(0, dtype=np.int64)
     generation, training = tables.facts[GENERATION], tables.facts[TRAINING]
     for task in range(len(shape)):
         row = shape[task]
-        seconds[TASKS_S + task] = task_s(
-            tables, task, gpus_of(row, machines), layers_of(row, layers), row[TP], row[MICRO_BATCH],
-            samples_of(row, samples), batches if task == generation else none,
+        seconds[TASKS_S + task] = placed_task_s(
+            tables, task, gpus_of(row, machines), places_of(row, places), layers_of(row, layers), row[TP],
+            row[MICRO_BATCH], samples_of(row, samples), batches if task == generation else none,
         )  # fmt: skip
     source, target = shape[training], shape[generation]
     moved = transfer_s(
@@ -188,7 +217,9 @@ def score_candidate(plain: PlainTables, strategies: IntArray, shape: IntArray, g
     """
     tables, strategies, shape, gpus = named(plain), borrowed(strategies), borrowed(shape), borrowed(gpus)
     layers, samples = np.empty(shape[:, PP].sum(), dtype=np.int64), np.empty(shape[:, DP].sum(), dtype=np.int64)
-    if not balance_plan(tables, strategies, shape, gpus, layers, samples):
+    machines = machines_of(tables, gpus)
+    places = measure_plan(tables, shape, machines)
+    if not balance_placed(tables, strategies, shape, gpus, machines, places, layers, samples):
         return math.inf, math.inf
     dp = shape[tables.facts[GENERATION], DP]
     rooms, batches = np.empty(dp, dtype=np.int64), np.empty(dp, dtype=np.int64)
@@ -196,7 +227,7 @@ def score_candidate(plain: PlainTables, strategies: IntArray, shape: IntArray, g
     if overflow > 0.0:
         return math.inf, overflow
     seconds = np.empty(TASKS_S + len(shape))
-    plan_seconds(tables, shape, gpus, layers, samples, batches, seconds)
+    plan_seconds(tables, shape, gpus, machines, places, layers, samples, batches, seconds)
     return seconds[ITERATION_S], overflow
 
 
@@ -209,9 +240,10 @@ def price_plan(
     tables, shape, gpus, layers, samples = (
         named(plain), borrowed(shape), borrowed(gpus), borrowed(layers), borrowed(samples),
     )  # fmt: skip
-    place_tasks(shape)
+    machines = machines_of(tables, gpus)
+    places = measure_plan(tables, shape, machines)
     overflow = plan_overflow(tables, shape, gpus, layers, samples, rooms, batches)
-    plan_seconds(tables, shape, gpus, layers, samples, batches, seconds)
+    plan_seconds(tables, shape, gpus, machines, places, layers, samples, batches, seconds)
     return overflow
 
 
@@ -228,7 +260,11 @@ def price_alone(
     dp, pp, tp, mbs, total = row[DP], row[PP], row[TP], row[MICRO_BATCH], tables.facts[SAMPLES]
     machines, layers = machines_of(tables, gpus), np.empty(pp, dtype=np.int64)
     split = row[SPLIT] if strategies[LAYERS] else SPLIT_EVEN
-    if dp > total or not split_layers(tables, task, machines, dp, pp, tp, mbs, split, layers):
+    if dp > total:
+        return math.inf, math.inf
+    places = np.empty((dp * pp, NUM_PLACE))
+    measure_places(tables, task, machines, dp, pp, tp, mbs, places)
+    if not placed_split(tables, task, machines, places, dp, pp, tp, mbs, split, layers):
         return math.inf, math.inf
     share = resident_share(tables, task, machines, dp, layers, tp)
     samples, batches = np.empty(dp, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -239,12 +275,12 @@ def price_alone(
         if rooms.min() < 1:
             return math.inf, math.inf
     if strategies[GENERATION_SAMPLES if is_generation else OTHER_SAMPLES]:
-        speed_samples(tables, task, machines, layers, tp, mbs, rooms, total, samples)
+        speed_samples(tables, task, machines, places, layers, tp, mbs, rooms, total, samples)
     else:
         even_samples(total, samples)
     if is_generation:
         batches = np.maximum(1, np.minimum(rooms, samples))
-    return task_s(tables, task, machines, layers, tp, mbs, samples, batches), share
+    return placed_task_s(tables, task, machines, places, layers, tp, mbs, samples, batches), share
 
 
 @compiled
