@@ -14,6 +14,7 @@ from cli.output import Output
 from cli.tables import table
 from plans.explain import Explanation
 from plans.search.run import Progress as SearchProgress
+from plans.search.warm_up import COMPILING
 
 
 class SearchView:
@@ -46,6 +47,9 @@ class SearchView:
 
     def update(self, state: SearchProgress) -> None:
         """Show the state of the search."""
+        if state.phase == COMPILING:
+            self._bar.console.print(state.phase, markup=False)
+            return
         if self._task is None:
             return
         best = "no plan yet" if math.isinf(state.best_iteration_s) else f"best {state.best_iteration_s:.4g} s"

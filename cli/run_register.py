@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -15,6 +17,7 @@ from cli.deployment_record import DeploymentRecord
 from cli.deployment_settings import DAGS_DIR, start_timeout_s
 from cli.deployment_workers import missing_queues
 from cli.errors import CommandError, DeploymentError, InputError
+from stages.check_notice import NOTICE
 from stages.home import MotleyHome, dag_id_of
 from stages.run_entry import RunEntry
 from stages.runs import entry_of, load_run
@@ -82,8 +85,7 @@ def preflight(
     ]
     timeout_s = max(PREFLIGHT_TIMEOUT_S, start_timeout_s(PREFLIGHT_TIMEOUT_S))
     try:
-        # Not in the user's folder: a module that is found there only would be missing in the stages.
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd="/")
+        done = _run_check(command, timeout_s, report)
     except subprocess.TimeoutExpired as error:
         raise CommandError(f"The preflight check of {job} did not end within {timeout_s:.0f} s.") from error
     if done.returncode == 0:
@@ -96,6 +98,40 @@ def preflight(
 
         raise InputError(text[max(0, text.rfind(CHECK_HEADLINE)) :])  # without what libraries wrote before it
     raise CommandError(text)
+
+
+def _run_check(command: list[str], timeout_s: float, report: Callable[[str], None]) -> subprocess.CompletedProcess[str]:
+    """Return how the check ended; its notices are reported while it runs.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in time and was killed.
+    """
+    expired, others = threading.Event(), list[str]()
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as output,
+        # Not in the user's folder: a module that is found there only would be missing in the stages.
+        subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, cwd="/") as process,
+    ):
+
+        def expire() -> None:
+            expired.set()
+            process.kill()
+
+        timer = threading.Timer(timeout_s, expire)
+        timer.start()
+        try:
+            for line in process.stderr or ():
+                if line.startswith(NOTICE):
+                    report(line.removeprefix(NOTICE).rstrip())
+                else:
+                    others.append(line)
+            code = process.wait()
+        finally:
+            timer.cancel()
+        if expired.is_set():
+            raise subprocess.TimeoutExpired(command, timeout_s)
+        output.seek(0)
+        return subprocess.CompletedProcess(command, code, output.read(), "".join(others))
 
 
 def check_served(deployment: DeploymentRecord, entry: RunEntry, cluster: Path | None = None) -> None:

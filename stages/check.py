@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from plans.errors import PlanningError
+from plans.search.run import Progress
+from plans.search.warm_up import COMPILING
+from stages.check_notice import NOTICE
 from stages.data.mixture import mixture_text
 from stages.errors import SpecFaultsError, StageError
 from stages.model_children import scalar_head_faults
@@ -203,10 +206,16 @@ def _check_scalar_heads(findings: Findings, run: ResolvedRun) -> None:
 
 
 def _check_plan(findings: Findings, run: ResolvedRun) -> None:
-    plan = choose_plan(run.cluster, run.job, profiles={}, seed=run.seed)
+    plan = choose_plan(run.cluster, run.job, profiles={}, seed=run.seed, on_progress=_note_compiling)
     findings.facts["plan"] = f"{plan.method}: " + ", ".join(
         f"{task.value} dp={placed.dp} pp={placed.pp} tp={placed.tp}" for task, placed in plan.tasks.items()
     )
+
+
+def _note_compiling(state: Progress) -> None:
+    if state.phase == COMPILING:
+        sys.stderr.write(f"{NOTICE}{state.phase}\n")
+        sys.stderr.flush()
 
 
 def _check_stores(findings: Findings, run: ResolvedRun) -> None:

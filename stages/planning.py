@@ -19,6 +19,7 @@ from plans.plan import Plan
 from plans.search.budget import Budget
 from plans.search.flip_roles import FlipRolesPlanner, SideFactors
 from plans.search.planner import DEFAULT_METHOD, make_plan
+from plans.search.run import ProgressCallback
 from plans.spec.cluster import Cluster
 from stages.engine_limits import engine_limits
 from stages.measured_rates import Profiles, model_of
@@ -53,6 +54,7 @@ def choose_plan(
     seed: int,
     drained: Sequence[str] = (),
     standing: Plan | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> Plan:
     """Return the plan for a job on a cluster; equal arguments give an equal plan.
 
@@ -64,6 +66,7 @@ def choose_plan(
         drained: Machines that get no work.
         standing: The plan in force, from which the search starts; one of another cluster, job or of drained machines
             is left out.
+        on_progress: Called with the state of the search, where there is one.
 
     Raises:
         InfeasibleError: the job does not fit the machines.
@@ -85,7 +88,7 @@ def choose_plan(
         warm_start = standing.model_copy(update={"cluster": usable.fingerprint}) if standing and is_kept else None
         found = make_plan(
             usable, job.planner, DEFAULT_METHOD, model=model, budget=Budget(evaluations=EVALUATIONS), seed=seed,
-            warm_start=warm_start, limits=limits,
+            warm_start=warm_start, limits=limits, on_progress=on_progress,
         ).plan  # fmt: skip
         plan = found.model_copy(update={"cluster": cluster.fingerprint})
         plan = plan.model_copy(update={"predicted": price(cluster, job.planner, plan, model).to_document()})

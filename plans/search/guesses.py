@@ -8,8 +8,9 @@ many). Slow GPU types or distant regions may be left out. Which guess is good is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from plans.search.degrees import offered_pp_degrees, tp_degrees
 from plans.search.layouts import Arrangement, Recipe, TaskLayout
 from plans.search.machine_order import MachineOrder
 from plans.search.seeds import Draws
-from plans.search.units import Units
+from plans.spec.cluster import FloatArray, IntArray
 from plans.spec.llm import LlmShape
 from plans.workflow import TaskKind
 
@@ -26,6 +27,29 @@ if TYPE_CHECKING:  # limits are about layouts
 
 #: In the order of their numbers in `plans.search.compiled.layouts`.
 ARRANGEMENTS = (Arrangement.REPLICA_BLOCKS, Arrangement.STAGE_BLOCKS, Arrangement.SLOW_ENDS)
+
+
+PlainChoices = tuple[IntArray, IntArray, FloatArray, IntArray, IntArray, IntArray, IntArray]
+"""The fields of `Choices` in order: calls of machine code with named tuples begin later."""
+
+
+class Choices(NamedTuple):
+    """What a set of GPUs allows, for machine code; m = its machines, G = its GPUs, S = subsets of its machines."""
+
+    gpus: IntArray
+    """GPUs machine by machine, near machines side by side; the same with GPU types side by side [2, G]."""
+    machines: IntArray
+    """Machine of each of them, counted from 0 [2, G]."""
+    speeds: FloatArray
+    """Speed of a GPU of each machine [m]."""
+    subsets: IntArray
+    """Whether a subset has a machine: 0 or 1 [S, m]."""
+    tps: IntArray
+    """TP degrees that fit a machine of a subset, largest first, then 0 [S, most]."""
+    pps: IntArray
+    """PP degrees on offer by number of units, least first, then 0 [most units + 1, most]."""
+    bounds: IntArray
+    """Layers of the model, and the smallest pp * tp at which a shard can fit a GPU [2]."""
 
 
 class LayoutGuesses:
@@ -51,49 +75,45 @@ class LayoutGuesses:
             least_shards: smallest pp * tp at which a shard of the model can fit a GPU.
             limit: what the task's engine can run; None = anything.
         """
+        # Machine code is loaded when somebody searches, not when the package is imported.
+        from plans.search.compiled.recipes import build_recipe
+
+        self._build_recipe = build_recipe
         self._order, self._shape, self._least_shards, self._limit = order, shape, least_shards, limit
+        self._num_gpus = len(gpus)
         members: dict[int, list[int]] = {}
         for gpu, machine in zip(gpus, order.view.machine_of[list(gpus)].tolist(), strict=True):
             members.setdefault(machine, []).append(gpu)
-        self._blocks = {machine: np.array(block, dtype=np.int64) for machine, block in members.items()}
+        self._blocks = members
         speed = order.hbm if kind is TaskKind.GENERATION else order.compute
         self._speed = {machine: float(speed[machine]) for machine in members}
         self.subsets = self._find_subsets()
-        self._units: dict[tuple[int, int, bool], Units] = {}
-        self._pps: dict[tuple[int, int], tuple[int, ...]] = {}
         self._tps: dict[int, tuple[int, ...]] = {}
 
-    def recipes(self, *, deep: bool = False) -> list[Recipe]:
-        """Return the plain recipes: all GPUs, near order; every TP, PP by powers of two, replica blocks.
+    @cached_property
+    def choices(self) -> PlainChoices:
+        """The `Choices` without names."""
+        number = {machine: index for index, machine in enumerate(self._blocks)}
+        orders = [sorted(self._blocks, key=rank.__getitem__) for rank in (self._order.near_rank, self._order.type_rank)]
+        placed = [[(gpu, number[machine]) for machine in order for gpu in self._blocks[machine]] for order in orders]
+        pairs = np.array(placed, dtype=np.int64)
+        tps = [self.tps(subset) for subset in range(len(self.subsets))]
+        most = max(map(len, tps))
+        choices = Choices(
+            gpus=np.ascontiguousarray(pairs[:, :, 0]),
+            machines=np.ascontiguousarray(pairs[:, :, 1]),
+            speeds=np.array(list(self._speed.values())),
+            subsets=np.array([[machine in subset for machine in number] for subset in self.subsets], dtype=np.int64),
+            tps=np.array([(*found, *[0] * (most - len(found))) for found in tps], dtype=np.int64),
+            pps=offered_degrees(self._shape, len(self._order.view.machine_of), self._most_pp),
+            bounds=np.array([self._shape.layers, self._least_shards], dtype=np.int64),
+        )
+        gpus, machines, speeds, subsets, degrees, pps, bounds = choices
+        return gpus, machines, speeds, subsets, degrees, pps, bounds
 
-        Deep: every PP on offer and all arrangements.
-        """
-        arrangements = ARRANGEMENTS if deep else (Arrangement.REPLICA_BLOCKS,)
-        found: list[Recipe] = []
-        for tp in self.tps(0):
-            offered = self.pps(tp, self.units(0, tp, by_type=False).count)
-            found += [
-                Recipe(0, tp, pp, False, arrangement)
-                for arrangement in arrangements
-                for pp in offered
-                if deep or pp & (pp - 1) == 0 or pp == offered[0]
-            ]
-        return found
-
-    def variations(self, recipe: Recipe) -> Iterable[Recipe]:
-        """Return the recipes that differ in one coordinate, each once."""
-        subset, tp, pp, by_type, arrangement = recipe
-        found = [Recipe(subset, tp, pp, by_type, other) for other in ARRANGEMENTS]
-        found.append(Recipe(subset, tp, pp, not by_type, arrangement))
-        found += [Recipe(other, tp, pp, by_type, arrangement) for other in range(len(self.subsets))]
-        found += [Recipe(subset, other, pp, by_type, arrangement) for other in self.tps(subset)]
-        pps = self.pps(tp, self.units(subset, tp, by_type=by_type).count)
-        if pp in pps:
-            at = pps.index(pp)
-            found += [Recipe(subset, tp, other, by_type, arrangement) for other in pps[max(0, at - 2) : at + 3]]
-        once = dict.fromkeys(found)
-        once.pop(recipe, None)
-        return once
+    @property
+    def _most_pp(self) -> int | None:
+        return None if self._limit is None else self._limit.most_pp
 
     def random_recipe(self, rng: Draws) -> Recipe:
         """Return a recipe drawn evenly, coordinate by coordinate."""
@@ -101,32 +121,18 @@ class LayoutGuesses:
         by_type = rng.random() < 0.5
         tps = self.tps(subset)
         tp = tps[rng.below(len(tps))]
-        pps = self.pps(tp, self.units(subset, tp, by_type=by_type).count)
+        pps = self.pps(tp, self.count_units(subset, tp))
         pp = pps[rng.below(len(pps))]
         arrangement = ARRANGEMENTS[rng.below(len(ARRANGEMENTS))]
         return Recipe(subset, tp, pp, by_type, arrangement)
 
     def build(self, recipe: Recipe) -> TaskLayout | None:
         """Return the layout of a recipe, or None where the GPUs do not allow its degrees."""
-        # Machine code is loaded when somebody searches, not when the package is imported.
-        from plans.search.compiled.layouts import lay_out
-
-        units = self.units_of(recipe)
-        if units is None:
-            return None
-        tp, pp = recipe.tp, recipe.pp
-        gpus = np.empty(len(units.gpus), dtype=np.int64)
-        dp = lay_out(units.gpus, units.speeds, pp, tp, ARRANGEMENTS.index(recipe.arrangement), gpus)
+        subset, tp, pp, by_type, arrangement = recipe
+        row = np.array((subset, tp, pp, by_type, ARRANGEMENTS.index(arrangement)), dtype=np.int64)
+        gpus = np.empty(self._num_gpus, dtype=np.int64)
+        dp = self._build_recipe(self.choices, row, gpus)
         return TaskLayout.of_array(dp, pp, tp, gpus[: dp * pp * tp], recipe) if dp else None
-
-    def units_of(self, recipe: Recipe) -> Units | None:
-        """Return the units that a recipe lays out, or None where the GPUs do not allow its degrees."""
-        if recipe.subset >= len(self.subsets):
-            return None
-        if recipe.pp * recipe.tp < self._least_shards or recipe.pp > self._shape.layers:
-            return None
-        units = self.units(recipe.subset, recipe.tp, by_type=recipe.by_type)
-        return units if recipe.pp <= units.count else None
 
     def tps(self, subset: int) -> tuple[int, ...]:
         """Return the TP degrees that fit a machine, largest first."""
@@ -149,29 +155,12 @@ class LayoutGuesses:
 
     def pps(self, tp: int, num_units: int) -> tuple[int, ...]:
         """Return the PP degrees whose shards can fit a GPU, least first: some, and all that leave no unit idle."""
-        found = self._pps.get((tp, num_units))
-        if found is None:
-            found = self._pps[tp, num_units] = self._find_pps(tp, num_units)
-        return found
+        offered = _offered(self._shape, num_units, self._most_pp)
+        return tuple(pp for pp in offered if pp * tp >= self._least_shards) or offered[-1:]
 
-    def _find_pps(self, tp: int, num_units: int) -> tuple[int, ...]:
-        offered = offered_pp_degrees(self._shape, num_units)
-        if self._limit is not None and self._limit.most_pp is not None:
-            most = self._limit.most_pp
-            offered = tuple(pp for pp in offered if pp <= most)
-        enough = tuple(pp for pp in offered if pp * tp >= self._least_shards)
-        return enough or offered[-1:]
-
-    def units(self, subset: int, tp: int, *, by_type: bool) -> Units:
-        """Return sets of `tp` GPUs of one machine along the machine order."""
-        key = (subset, tp, by_type)
-        found = self._units.get(key)
-        if found is None:
-            rank = self._order.type_rank if by_type else self._order.near_rank
-            machines = sorted(self.subsets[subset], key=rank.__getitem__)
-            blocks, speeds = self._blocks, self._speed
-            found = self._units[key] = Units.cut([blocks[m] for m in machines], [speeds[m] for m in machines], tp)
-        return found
+    def count_units(self, subset: int, tp: int) -> int:
+        """Return how many sets of `tp` GPUs of one machine a subset has."""
+        return sum(len(self._blocks[machine]) // tp for machine in self.subsets[subset])
 
     def _find_subsets(self) -> list[tuple[int, ...]]:
         """Return the machines of candidate subsets: all, then without the slowest types, then the strongest regions.
@@ -196,3 +185,16 @@ class LayoutGuesses:
             if held[where] * 4.0 >= total:
                 subsets.setdefault(tuple(by_region[where]))
         return list(subsets)
+
+
+@lru_cache(maxsize=256)
+def offered_degrees(shape: LlmShape, most_units: int, most_pp: int | None) -> IntArray:
+    """Return PP degrees by number of units, least first, then 0 [most_units + 1, most]; `most_pp`: None = no limit."""
+    rows = [_offered(shape, num_units, most_pp) for num_units in range(most_units + 1)]
+    most = max(map(len, rows))
+    return np.array([(*row, *[0] * (most - len(row))) for row in rows], dtype=np.int64)
+
+
+def _offered(shape: LlmShape, num_units: int, most_pp: int | None) -> tuple[int, ...]:
+    offered = offered_pp_degrees(shape, num_units)
+    return offered if most_pp is None else tuple(pp for pp in offered if pp <= most_pp)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import cast
@@ -17,8 +19,8 @@ from plans.search.budget import Budget, Clock, Meter, StopCheck
 from plans.search.limits import NO_LIMITS, Limits
 from plans.search.problem import Problem
 from plans.search.protocol import Outcome, Planner
-from plans.search.run import ProgressCallback, SearchRun
-from plans.search.warm_up import load_machine_code
+from plans.search.run import Progress, ProgressCallback, SearchRun
+from plans.search.warm_up import COMPILING, load_machine_code
 from plans.spec.cluster import Cluster
 from plans.spec.job import Job, Mode
 
@@ -162,11 +164,16 @@ def make_plan(
         or problem.view.num_gpus < problem.least_groups
     ):
         raise infeasible_error(cluster, job)
-    load_machine_code(problem)
+    load_machine_code(problem, partial(_tell_of_compiling, on_progress))
     meter = Meter(budget if budget is not None else Budget(evaluations=20_000), clock, should_stop)
     run = SearchRun(meter=meter, seed=seed, workers=workers, on_progress=on_progress, warm_start=warm_start)
     outcome = planner.search(problem, run)
     return _result(problem, run, outcome, planner.name)
+
+
+def _tell_of_compiling(on_progress: ProgressCallback | None) -> None:
+    if on_progress is not None:
+        on_progress(Progress(phase=COMPILING, elapsed_s=0.0, evaluations=0, best_iteration_s=math.inf, fraction=0.0))
 
 
 def _result(problem: Problem, run: SearchRun, outcome: Outcome, method: str) -> PlanResult:

@@ -12,9 +12,10 @@ from plans.cost.compact import CompactPlan, CompactTask, PackedPlan, read_only_g
 from plans.cost.evaluator import Evaluation, PlanEvaluator
 from plans.search.balancing import SPLIT_NUMBERS, Balancing
 from plans.search.genome import Genome
-from plans.search.layouts import TaskLayout
+from plans.search.guesses import ARRANGEMENTS, PlainChoices
+from plans.search.layouts import Recipe, TaskLayout
 from plans.search.limits import NO_LIMITS, Limits
-from plans.search.recipe_table import RecipeTable
+from plans.search.ranked_layout import RankedLayout
 from plans.spec.cluster import IntArray
 from plans.workflow import RlTask, TaskKind
 
@@ -45,9 +46,9 @@ class Pricer:
     def __init__(self, evaluator: PlanEvaluator, balancing: Balancing, limits: Limits = NO_LIMITS) -> None:
         """Keep the evaluator."""
         # Machine code is loaded when somebody searches, not when the package is imported.
-        from plans.search.compiled.recipes import price_recipes
+        from plans.search.compiled import ranking, recipes
 
-        self._price_recipes = price_recipes
+        self._ranking, self._num_recipe = ranking, recipes.NUM_RECIPE
         self._limits = limits
         self.evaluator = evaluator
         self.balancing = balancing
@@ -109,23 +110,35 @@ class Pricer:
         row = np.array(self._row(task, layout, 0), dtype=np.int64)
         return self.evaluator.price_alone(self._strategies, task, row, layout.array, held_bytes)
 
-    def price_recipes(self, task: RlTask, held_bytes: float, table: RecipeTable, begin: int) -> None:
-        """Fill in hashes and prices of recipes, as `task_s` prices their layouts.
+    def rank(self, task: RlTask, choices: PlainChoices, held_bytes: float, *, deep: bool) -> tuple[RankedLayout, ...]:
+        """Return good layouts of one task alone, priced as `task_s` prices them: the fastest, then leaner ones.
 
         Args:
             task: the task.
+            choices: what its GPUs allow.
             held_bytes: bytes of other models assumed on each GPU.
-            table: the recipes.
-            begin: the first that has no price yet.
+            deep: try several times as many.
         """
-        evaluator, at = self.evaluator, begin
+        code, evaluator = self._ranking, self.evaluator
         row, micro_batch = evaluator.tasks.index(task), self._micro_batch[task]
-        while at < len(table):
-            at = self._price_recipes(
-                evaluator.plain, self._strategies, row, micro_batch, held_bytes, table.units, table.speeds, table.rows,
-                at, table.hashes, table.prices,
-            )  # fmt: skip
+        state, most = np.zeros(code.NUM_STATE, dtype=np.int64), code.most_recipes(choices)
+        recipes, hashes = np.empty((most, self._num_recipe), dtype=np.int64), np.empty(most, dtype=np.int64)
+        prices = np.empty((most, 2))
+        while not code.rank_recipes(
+            evaluator.plain, self._strategies, row, micro_batch, held_bytes, choices, deep, state, recipes, hashes,
+            prices,
+        ):  # fmt: skip
             evaluator.solve_rings()
+        kept, replicas = np.empty(code.KEPT, dtype=np.int64), np.empty(code.KEPT, dtype=np.int64)
+        gpus = np.empty((code.KEPT, choices[0].shape[1]), dtype=np.int64)
+        count = code.keep_best(choices, state, recipes, hashes, prices, kept, replicas, gpus)
+        found = []
+        for place, number in enumerate(kept[:count].tolist()):
+            seconds, share = prices[number].tolist()
+            recipe = _recipe(*recipes[number].tolist())
+            size = int(replicas[place]) * recipe.pp * recipe.tp
+            found.append(RankedLayout(seconds, share, recipe, tuple(gpus[place, :size].tolist())))
+        return tuple(found)
 
     def _packed(self, genome: Genome) -> tuple[IntArray, IntArray]:
         """Return shape and GPUs of a candidate."""
@@ -147,3 +160,8 @@ class Pricer:
 
     def _allows_uncached(self, task: RlTask, layout: TaskLayout) -> bool:
         return self._limits.allows(task, layout, self.evaluator.view)
+
+
+def _recipe(subset: int, tp: int, pp: int, by_type: int, arrangement: int) -> Recipe:
+    """Return a recipe of its row in machine code."""
+    return Recipe(subset, tp, pp, bool(by_type), ARRANGEMENTS[arrangement])

@@ -1,27 +1,22 @@
 """Layouts of one task on one set of GPUs, ranked by their own cost: what seeds and mutations draw from (extension).
 
-A small coordinate search over recipes instead of a full enumeration: plain recipes first, then single changes of
-the best ones. Results are kept per task and set of GPUs; equal models of one kind share them.
+A small coordinate search over recipes instead of a full enumeration (`plans.search.compiled.ranking`). Results are kept
+per task and set of GPUs; equal models of one kind share them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain
 from typing import NamedTuple
 
 from plans.cost.cache import BoundedCache
 from plans.search.guesses import LayoutGuesses
-from plans.search.layouts import Recipe, TaskLayout
+from plans.search.layouts import TaskLayout
 from plans.search.pricing import Pricer
 from plans.search.problem import Problem
-from plans.search.trial import RankedLayout, Trial
+from plans.search.ranked_layout import RankedLayout
 from plans.workflow import RlTask, TaskKind, shape_of
 
-#: Rounds of single changes around the best recipe.
-CLIMB_ROUNDS = 4
-#: Recipes around which a deep ranking looks.
-CLIMBERS = 3
 #: Steps of a GPU's memory in which what companions hold of it is counted.
 HELD_LEVELS = 32
 #: Most GPUs for a deep ranking.
@@ -44,9 +39,8 @@ class Ranking(NamedTuple):
 
     def layout(self, index: int) -> TaskLayout:
         """Return a layout on the set itself."""
-        entry, gpus = self.entries[index].layout, self.gpus
-        placed = tuple([gpus[gpu] for gpu in entry.gpus])
-        return TaskLayout(entry.dp, entry.pp, entry.tp, placed, entry.split, entry.recipe)
+        entry, gpus = self.entries[index], self.gpus
+        return entry.on(tuple([gpus[gpu] for gpu in entry.gpus]))
 
 
 class _Representative(NamedTuple):
@@ -98,8 +92,9 @@ class Ranker:
         key = (self._twin[task], signature, round(held), deep)
         found = self._cache.get(key)
         if found is None:
-            found = self._rank(self._twin[task], tuple(sorted(names)), held, deep=deep)
-            self._cached_gpus += sum(len(entry.layout.gpus) for entry in found) + len(gpus)
+            guesses = self.guesses(self._twin[task], tuple(sorted(names)))
+            found = self._pricer.rank(self._twin[task], guesses.choices, held, deep=deep)
+            self._cached_gpus += sum(len(entry.gpus) for entry in found) + len(gpus)
             if self._cached_gpus > CACHE_GPUS:
                 self._cache.clear()
                 self._cached_gpus = 0
@@ -158,16 +153,3 @@ class Ranker:
             and shape_of(job, other) == shape_of(job, task)
             and self._problem.limits.of(other) == self._problem.limits.of(task)
         )
-
-    def _rank(self, task: RlTask, gpus: tuple[int, ...], held: float, *, deep: bool) -> tuple[RankedLayout, ...]:
-        guesses = self.guesses(task, gpus)
-        trial = Trial(guesses, lambda table, begin: self._pricer.price_recipes(task, held, table, begin))
-        trial.attempt(guesses.recipes(deep=deep))
-        leaders: list[Recipe] = []
-        for _ in range(CLIMB_ROUNDS):
-            before, leaders = leaders, trial.leaders(CLIMBERS if deep else 1)
-            if leaders == before:
-                break
-            new = [guesses.variations(leader) for leader in leaders if leader not in before]
-            trial.attempt(chain.from_iterable(new))
-        return trial.best()

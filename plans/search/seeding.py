@@ -13,13 +13,13 @@ from itertools import accumulate, pairwise
 from plans.search.genome import Genome
 from plans.search.gpu_assignment import PLAIN_STYLES, RANDOM_STYLE, grow_groups
 from plans.search.groupings import Grouping
-from plans.search.layouts import TaskLayout
+from plans.search.layouts import Arrangement, Recipe, TaskLayout
 from plans.search.pricing import Pricer
 from plans.search.problem import Problem
 from plans.search.random_layout import random_layout
+from plans.search.ranked_layout import RankedLayout
 from plans.search.ranking import Ranker
 from plans.search.seeds import Draws, draws
-from plans.search.trial import RankedLayout
 from plans.workflow import RlTask
 
 #: The seed that is drawn as in the paper, uniformly at levels 3 to 5.
@@ -29,7 +29,7 @@ _FIT_STEPS = 40
 
 
 #: Stands for the layouts of a task that has none on its GPUs: slow, and it fills them.
-_NOTHING = (RankedLayout(1e9, 1.0, TaskLayout(1, 1, 1, ())),)
+_NOTHING = (RankedLayout(1e9, 1.0, Recipe(0, 1, 1, False, Arrangement.REPLICA_BLOCKS), ()),)
 
 
 class Seeder:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -11,6 +12,7 @@ from plans.errors import SearchError
 
 try:
     from numba import njit
+    from numba.core import event
     from numba.extending import intrinsic
 except ImportError as error:
     raise SearchError("searching needs numba, which is not installed; install motley[search].") from error
@@ -43,6 +45,21 @@ def compiled(function: FunctionT) -> FunctionT:
         return cast("FunctionT", made)
     except RuntimeError:  # numba found no folder for its cache
         return cast("FunctionT", njit(error_model="numpy")(function))
+
+
+@contextmanager
+def told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
+    """Call `tell` at once when something is compiled meanwhile that no earlier process left; once at most."""
+    told: list[None] = []
+
+    def on_start(_listener: object, _event: object) -> None:
+        if not told:
+            told.append(None)
+            tell()
+
+    methods = {"on_start": on_start, "on_end": lambda _listener, _event: None}
+    with event.install_listener("numba:compile", type("FirstCompile", (event.Listener,), methods)()):
+        yield
 
 
 def _borrowed(_context: Any, array: Any) -> Any:  # noqa: ANN401 - numba's types

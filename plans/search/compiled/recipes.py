@@ -1,90 +1,108 @@
-"""Recipes of one task, laid out and priced alone, many in one call."""
+"""Recipes of one task on one set of GPUs: which units a recipe takes, and how they are laid out.
+
+What the GPUs allow are the `Choices` of `plans.search.guesses`, without names.
+"""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
 from plans.cost.compiled.jit import borrowed, compiled
-from plans.cost.compiled.plain import PlainTables
-from plans.cost.compiled.tables import (
-    DP,
-    MICRO_BATCH,
-    NUM_SHAPE,
-    PP,
-    SPLIT,
-    SPLIT_SPEED,
-    TP,
-    FloatArray,
-    HashArray,
-    IntArray,
-)
-from plans.cost.compiled.whole_plan import price_alone
+from plans.cost.compiled.tables import FloatArray, IntArray
 from plans.search.compiled.layouts import lay_out
+from plans.search.guesses import PlainChoices
 
-#: Columns of a recipe: where the speeds and the GPUs of its units begin, how many units, degrees, arrangement.
-UNITS_AT, GPUS_AT, NUM_UNITS, RECIPE_PP, RECIPE_TP, ARRANGEMENT, NUM_RECIPE = range(7)
+#: Columns of a recipe: the fields of `plans.search.layouts.Recipe`.
+SUBSET, RECIPE_TP, RECIPE_PP, BY_TYPE, ARRANGEMENT, NUM_RECIPE = range(6)
+#: Entries of `Choices.bounds`.
+LAYERS, LEAST_SHARDS = range(2)
 
 
 @compiled
-def price_recipes(
-    plain: PlainTables, strategies: IntArray, task: int, mbs: int, held_bytes: float, units: IntArray,
-    speeds: FloatArray, recipes: IntArray, first: int, hashes: HashArray, prices: FloatArray,
-) -> int:  # fmt: skip
-    """Price recipes from `first` on, each layout once; return the number of the first one that waits for a ring.
+def borrowed_choices(choices: PlainChoices) -> PlainChoices:
+    """Return the choices with their arrays borrowed for the call."""
+    c = choices
+    return (
+        borrowed(c[0]), borrowed(c[1]), borrowed(c[2]), borrowed(c[3]), borrowed(c[4]), borrowed(c[5]), borrowed(c[6]),
+    )  # fmt: skip
+
+
+@compiled
+def count_units(choices: PlainChoices, subset: int, tp: int) -> int:
+    """Return how many sets of `tp` GPUs of one machine a subset of the machines has."""
+    machines, is_in = choices[1][0], choices[3][subset]
+    held = np.zeros(len(is_in), dtype=np.int64)
+    for machine in machines:
+        held[machine] += is_in[machine]
+    count = 0
+    for gpus in held:
+        count += gpus // tp
+    return count
+
+
+@compiled
+def cut_units(
+    choices: PlainChoices, subset: int, tp: int, by_type: int, units: IntArray, unit_speeds: FloatArray
+) -> int:
+    """Write the GPUs and the speed of each unit of a subset along the machine order; return how many there are.
+
+    What a machine has left over is not used.
+    """
+    gpus, machines, speeds, is_in = choices[0][by_type], choices[1][by_type], choices[2], choices[3][subset]
+    begin = count = 0
+    while begin < len(gpus):
+        machine, end = machines[begin], begin
+        while end < len(gpus) and machines[end] == machine:
+            end += 1
+        for unit in range((end - begin) // tp if is_in[machine] else 0):
+            for rank in range(tp):
+                units[count * tp + rank] = gpus[begin + unit * tp + rank]
+            unit_speeds[count] = speeds[machine]
+            count += 1
+        begin = end
+    return count
+
+
+@compiled
+def lay_out_recipe(
+    choices: PlainChoices, recipe: IntArray, units: IntArray, unit_speeds: FloatArray, gpus: IntArray
+) -> int:
+    """Write the GPUs of a recipe's layout; return its replicas, 0 where the GPUs do not allow its degrees.
 
     Args:
-        plain: the constants.
-        strategies: which of the strategies of load balancing are used [3].
-        task: row of the task.
-        mbs: samples per micro-batch.
-        held_bytes: bytes of other models on each GPU.
-        units: GPUs of all sets of units, one after the other.
-        speeds: speeds of all units.
-        recipes: the recipes [recipes, NUM_RECIPE].
-        first: number of the first recipe to price; those before are done.
-        hashes: hash of each recipe's layout [recipes]; 0 = there is none.
-        prices: seconds and share of memory of each recipe (`price_alone`) [recipes, 2].
+        choices: what the GPUs allow.
+        recipe: the recipe [NUM_RECIPE].
+        units: scratch [G].
+        unit_speeds: scratch [G].
+        gpus: the answer [G].
     """
-    strategies, units, speeds, recipes = borrowed(strategies), borrowed(units), borrowed(speeds), borrowed(recipes)
-    hashes, prices, asked = borrowed(hashes), borrowed(prices), plain[3][5]
-    gpus, row = np.empty(len(units), dtype=np.int64), np.zeros(NUM_SHAPE, dtype=np.int64)
-    for index in range(first, len(recipes)):
-        pp, tp = recipes[index, RECIPE_PP], recipes[index, RECIPE_TP]
-        at, start, count = recipes[index, UNITS_AT], recipes[index, GPUS_AT], recipes[index, NUM_UNITS]
-        own, own_speeds = units[start : start + count * tp], speeds[at : at + count]
-        dp = lay_out(own, own_speeds, pp, tp, recipes[index, ARRANGEMENT], gpus)
-        placed = gpus[: dp * pp * tp]
-        hashes[index] = layout_hash(placed, pp, tp) if dp else np.uint64(0)
-        prices[index, 0] = prices[index, 1] = math.inf
-        known = _find(hashes, index)
-        if known >= 0:
-            prices[index] = prices[known]
-        elif dp:
-            row[DP], row[PP], row[TP], row[MICRO_BATCH], row[SPLIT] = dp, pp, tp, mbs, SPLIT_SPEED
-            prices[index, 0], prices[index, 1] = price_alone(plain, strategies, task, row, placed, held_bytes)
-            if asked[0]:
-                return index
-    return len(recipes)
+    subset, tp, pp, bounds = recipe[SUBSET], recipe[RECIPE_TP], recipe[RECIPE_PP], choices[6]
+    if subset >= len(choices[3]) or pp * tp < bounds[LEAST_SHARDS] or pp > bounds[LAYERS]:
+        return 0
+    count = cut_units(choices, subset, tp, recipe[BY_TYPE], units, unit_speeds)
+    return lay_out(units[: count * tp], unit_speeds[:count], pp, tp, recipe[ARRANGEMENT], gpus) if pp <= count else 0
 
 
 @compiled
-def layout_hash(gpus: IntArray, pp: int, tp: int) -> np.uint64:
-    """Return a hash of a layout that is not 0: 64 bits tell some hundred layouts apart."""
-    found = (np.uint64(pp) << np.uint64(32)) + np.uint64(tp)
-    for gpu in gpus:
-        found = found + np.uint64(gpu) + np.uint64(0x9E3779B97F4A7C15)
-        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        found = found ^ (found >> np.uint64(31))
-    return max(found, np.uint64(1))
+def build_recipe(choices: PlainChoices, recipe: IntArray, gpus: IntArray) -> int:
+    """Write the GPUs of a recipe's layout, as `lay_out_recipe`, for callers without scratch arrays."""
+    units, unit_speeds = np.empty(len(gpus), dtype=np.int64), np.empty(len(gpus))
+    return lay_out_recipe(choices, recipe, units, unit_speeds, gpus)
 
 
 @compiled
-def _find(hashes: HashArray, index: int) -> int:
-    """Return an earlier recipe with the same layout, or none; -1 = it is new."""
-    for other in range(index):
-        if hashes[other] == hashes[index]:
-            return other
-    return -1
+def offered_degrees(choices: PlainChoices, tp: int, num_units: int, degrees: IntArray) -> int:
+    """Write the pipeline degrees whose shards can fit a GPU, least first, else the largest; return how many."""
+    offered, least = choices[5][num_units], choices[6][LEAST_SHARDS]
+    found = last = 0
+    for pp in offered:
+        if pp == 0:
+            break
+        last = pp
+        if pp * tp >= least:
+            degrees[found] = pp
+            found += 1
+    if found == 0 and last:
+        degrees[0] = last
+        return 1
+    return found

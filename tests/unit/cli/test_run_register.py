@@ -12,6 +12,7 @@ from cli.errors import CommandError, DeploymentError, InputError
 from cli.run_outcome import outcome_text
 from cli.run_register import default_name, entry_from_store, entry_of, preflight, register, wait_for_dag
 from stages.check import CHECK_HEADLINE
+from stages.check_notice import NOTICE
 from stages.home import MotleyHome
 from stages.run_entry import MachineEntry, RunEntry, read_run_entry
 from stages.runs import create_run, resolve_run
@@ -74,6 +75,27 @@ def test_preflight_passes_on_what_it_found(tmp_path: Path) -> None:
     python = executable(tmp_path / "python", 'echo "args: $*"')
     preflight(python, Path("/j.yaml"), Path("/c.yaml"), Path("/cache"), lines.append, root=Path("/root"))
     assert lines == ["args: -m stages check --job /j.yaml --cluster /c.yaml --cache /cache --root /root"]
+
+
+def test_preflight_tells_what_takes_long_while_it_does(tmp_path: Path) -> None:
+    lines: list[str] = []
+    go = tmp_path / "go"
+    script = f"echo '{NOTICE}compiling, about 1.5 minutes' >&2; while [ ! -e {go} ]; do sleep 0.02; done; echo plan: x"
+    python = executable(tmp_path / "python", script)
+
+    def report(line: str) -> None:
+        lines.append(line)
+        go.touch()  # the check goes on only because the notice came before its end
+
+    preflight(python, Path("/j"), Path("/c"), Path("/cache"), report, root=Path("/root"))
+    assert lines == ["compiling, about 1.5 minutes", "plan: x"]
+
+
+def test_preflight_that_does_not_end_is_killed_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_register, "PREFLIGHT_TIMEOUT_S", 0.2)
+    python = executable(tmp_path / "python", "exec sleep 60")
+    with pytest.raises(CommandError, match="did not end within"):
+        preflight(python, Path("j"), Path("c"), Path("cache"), lambda _: None, root=Path("root"))
 
 
 @pytest.mark.parametrize(("code", "kind"), [(2, InputError), (1, CommandError)])

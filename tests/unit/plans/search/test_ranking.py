@@ -1,16 +1,10 @@
-"""Rankings of layouts: prices of recipes in bulk are those of their layouts alone."""
+"""Rankings of layouts: each costs what it costs alone; recipes without a layout."""
 
-import itertools
-import math
-
-import numpy as np
 import pytest
 
 from plans.cost import CostModel
-from plans.search.guesses import ARRANGEMENTS
 from plans.search.layouts import Arrangement, Recipe
 from plans.search.problem import Problem
-from plans.search.recipe_table import RecipeTable
 from plans.search.seeds import Draws
 from plans.search.tools import SearchTools
 from plans.spec.job import Algorithm, Mode
@@ -38,31 +32,6 @@ def test_ranked_layouts_cost_what_they_cost_alone_and_the_fastest_come_first(tas
         assert len(set(entry.layout.gpus)) == len(entry.layout.gpus)
     seconds = [entry.seconds for entry in ranking.entries]
     assert seconds == sorted(seconds)
-
-
-def test_every_recipe_is_priced_like_its_layout_and_equal_layouts_alike():
-    tools, task = tools_for(), RlTask.ACTOR_TRAINING
-    guesses = tools.ranker.guesses(task, tuple(range(4, 44)))
-    recipes = [
-        Recipe(subset, tp, pp, by_type, arrangement)
-        for subset, tp, pp, by_type, arrangement in itertools.product(
-            range(len(guesses.subsets)), (1, 2, 8), (1, 2, 3, 5, 40), (False, True), ARRANGEMENTS
-        )
-    ]
-    table = RecipeTable(guesses)
-    for begin in (0, 100):  # a table is filled in pieces
-        table.extend(recipes[begin : begin + 100] if not begin else recipes[begin:])
-        tools.pricer.price_recipes(task, 0.0, table, begin)
-    by_hash = {}
-    for recipe, found, price in zip(recipes, table.hashes.tolist(), table.prices.tolist(), strict=True):
-        layout = guesses.build(recipe)
-        assert (layout is None) == (found == 0)
-        if layout is None:
-            assert price == [math.inf, math.inf]
-            continue
-        assert tuple(price) == tools.pricer.task_s(task, layout)
-        assert by_hash.setdefault(found, layout) == layout
-    assert 0 < len(by_hash) < np.count_nonzero(table.hashes)
 
 
 def test_recipes_that_the_gpus_do_not_allow_have_no_layout():

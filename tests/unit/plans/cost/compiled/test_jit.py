@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("numba")
 
+from numba import njit
+
 import plans
 from plans.cost.compiled import jit
-from plans.cost.compiled.jit import compiled, stamp_of
+from plans.cost.compiled.jit import compiled, stamp_of, told_of_compiling
 
 PLANS = Path(plans.__file__).parent
 
@@ -30,6 +33,18 @@ def test_stamp_changes_with_any_source_of_any_compiled_package(tmp_path: Path) -
     assert len(seen) == 4
     assert len(sorted(PLANS.glob("*/compiled/*.py"))) > 10
     assert stamp_of(PLANS) == jit._STAMP
+
+
+def test_compiling_is_told_before_it_is_done_once_and_only_where_nothing_was_kept() -> None:
+    told: list[int] = []
+    new: Any = njit(twice)
+    with told_of_compiling(lambda: told.append(len(new.signatures))):
+        new(2.0)
+        new(2)
+        new(3.0)
+    assert told == [0]
+    new(np.float32(2.0))
+    assert told == [0]
 
 
 def test_code_kept_for_other_sources_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
