@@ -64,11 +64,14 @@ def test_run_ends_at_its_last_iteration_and_keeps_the_bound(finished: HandRun) -
     assert head_version(store, name) == 4
     with connect(store, name) as sql:
         lags = sql.sql(
-            "SELECT DISTINCT trained_policy_version - policy_version_first, staleness FROM completions "
+            "SELECT DISTINCT trained_policy_version - policy_version_first, staleness, "
+            "dropped_reason IS NOT DISTINCT FROM 'stale' FROM completions "
             "WHERE split = 'train' AND staleness IS NOT NULL"
         ).fetchall()
-    assert {lag for lag, _ in lags} <= {0, 1}
-    assert all(lag == recorded for lag, recorded in lags)
+    # How far the sides drift apart is a matter of their speed: rows over the bound may be there, withheld.
+    assert all(is_withheld == (lag > 1) for lag, _, is_withheld in lags)
+    assert all(lag == recorded >= 0 for lag, recorded, _ in lags)
+    assert any(lag == 1 for lag, _, _ in lags)
     assert [read_iteration(store, name, k).metrics["lag_limit"] for k in range(4)] == [1.0] * 4
 
 
