@@ -130,9 +130,7 @@ def _unfold(folded: Unsigned) -> Unsigned:
 
 
 def _planes(values: Unsigned) -> list[bytes]:
-    width = values.dtype.itemsize
-    table = values.astype(values.dtype.newbyteorder("<")).view(np.uint8).reshape(-1, width)
-    return [table[:, place].tobytes() for place in range(width)]
+    return [(values >> (8 * place)).astype(np.uint8).tobytes() for place in range(values.dtype.itemsize)]
 
 
 def _unplaned(planes: list[memoryview], width: int) -> Unsigned:
