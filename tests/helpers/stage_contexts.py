@@ -17,6 +17,9 @@ from stages.staleness.buffer import RolloutBuffer
 from stages.timing import Clock, Deadline, PhaseTimer
 from storage.checkpoints import save_checkpoint
 from storage.policies import Policy, publish_policy
+from storage.rollouts import write_rollouts
+from storage.runs import IterationRecord, write_iteration
+from tests.helpers.storage_builders import NOW, rollout_rows
 
 JOB = (Path(__file__).parent / "addition" / "job.yaml").read_text()
 CLUSTER = """
@@ -76,3 +79,14 @@ def publish(context: StageContext, version: int, *, is_head: bool = False) -> Po
         context.home, context.run.name, version, {"model.safetensors": weights, "config.json": b"{}"},
         created_by="test", metadata={"training": {"counts": {}}}, is_head=is_head,
     )  # fmt: skip
+
+
+def commit_iterations(context: StageContext, count: int) -> None:
+    """Commit iterations 0 to `count`, exclusive, of a run: version 0, then the rows, record and version of each."""
+    run = context.run.name
+    publish(context, 0, is_head=True)
+    for k in range(count):
+        rows = rollout_rows(range(2), iteration=k)
+        write_rollouts(context.home, run, k, 0, 1, rows, input_fingerprint="f", created_by="t")
+        write_iteration(context.home, IterationRecord(run=run, iteration=k, ended_at=NOW))
+        publish(context, k + 1, is_head=True)

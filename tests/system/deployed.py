@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from cli.deployment_processes import marked_processes
 from cli.deployment_record import DeploymentRecord, read_record
 from cli.deployment_settings import DATABASE_VARIABLE
 from stages.contract import StageName, StageResult, StageStatus
-from stages.home import MotleyHome
+from stages.home import ENGINES_PYTHON_VARIABLE, MotleyHome
 from stages.launch import StageAttempt, all_attempts
 from storage.layout import Split
 from storage.policies import head_version, resolve_policy
@@ -31,6 +32,9 @@ from storage.rollouts import read_family
 from storage.runs import read_iteration
 from storage.store import Store, open_store
 from tests.system.postgres import postgres_server
+
+needs_engines = pytest.mark.skipif(ENGINES_PYTHON_VARIABLE not in os.environ, reason=f"needs {ENGINES_PYTHON_VARIABLE}")
+"""Stages of a deployment run in the engines' environment, which `make test-system` names."""
 
 REPOSITORY = Path(__file__).parents[2]
 

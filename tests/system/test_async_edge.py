@@ -6,7 +6,6 @@ worker, task and stage processes and engines at once, as a loss of power would.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import yaml
 from plans.plan_load import plan_from_document
 from plans.workflow import RlTask
 from stages.contract import StageName
-from stages.home import ENGINES_PYTHON_VARIABLE
 from stages.staleness.buffer import RolloutBuffer
 from storage.checkpoints import load_checkpoint
 from storage.iterations import find_records
@@ -23,12 +21,12 @@ from storage.policies import head_version
 from storage.rollouts import read_rollouts
 from storage.runs import read_plan
 from storage.sql import connect
-from tests.system.deployed import REPOSITORY, Deployment, deployment, kill, outcome, trainings, until
+from tests.system.deployed import REPOSITORY, Deployment, deployment, kill, needs_engines, outcome, trainings, until
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(ENGINES_PYTHON_VARIABLE not in os.environ, reason="needs MOTLEY_ENGINES_PYTHON"),
+    needs_engines,
 ]
 
 EXAMPLE = REPOSITORY / "examples" / "async-edge"

@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 
 from stages.contract import StageName, StageResult, StageStatus
-from stages.home import ENGINES_PYTHON_VARIABLE
 from stages.staleness.buffer import RolloutBuffer
 from storage.checkpoints import load_checkpoint
 from storage.iterations import find_records
 from storage.policies import head_version
 from storage.sql import connect
-from tests.system.deployed import Deployment, deployment, kill, outcome, trainings, until
+from tests.system.deployed import Deployment, deployment, kill, needs_engines, outcome, trainings, until
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(ENGINES_PYTHON_VARIABLE not in os.environ, reason="needs MOTLEY_ENGINES_PYTHON"),
+    needs_engines,
 ]
 
 SPECS = Path(__file__).parent / "specs"

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stages.home import ENGINES_PYTHON_VARIABLE
-from tests.system.deployed import Deployment, deployment, kill, outcome, snapshot, trainings, until
+from tests.system.deployed import Deployment, deployment, kill, needs_engines, outcome, snapshot, trainings, until
 from tests.system.first_model import with_first_model
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(ENGINES_PYTHON_VARIABLE not in os.environ, reason="needs MOTLEY_ENGINES_PYTHON"),
+    needs_engines,
 ]
 
 SPECS = Path(__file__).parent / "specs"

@@ -13,12 +13,12 @@ import pytest
 from cli.deployment_api import AirflowApi
 from stages.home import ENGINES_PYTHON_VARIABLE, dag_id_of
 from stages.launch import all_attempts
-from tests.system.deployed import Deployment, deployment, outcome
+from tests.system.deployed import Deployment, deployment, needs_engines, outcome
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(ENGINES_PYTHON_VARIABLE not in os.environ, reason="needs MOTLEY_ENGINES_PYTHON"),
+    needs_engines,
 ]
 
 SPECS = Path(__file__).parent / "specs"

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.deployment_api import AirflowApi
-from stages.home import ENGINES_PYTHON_VARIABLE, dag_id_of
-from tests.system.deployed import Deployment, deployment, kill, outcome, trainings, until
+from stages.home import dag_id_of
+from tests.system.deployed import Deployment, deployment, kill, needs_engines, outcome, trainings, until
 from tests.system.postgres import PASSWORD, PostgresServer, postgres_server, server_programs
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(ENGINES_PYTHON_VARIABLE not in os.environ, reason="needs MOTLEY_ENGINES_PYTHON"),
+    needs_engines,
     pytest.mark.skipif(server_programs() is None, reason="needs the package postgresql"),
 ]
 

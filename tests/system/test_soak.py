@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from cli.deployment_api import AirflowApi
-from stages.home import ENGINES_PYTHON_VARIABLE, dag_id_of
+from stages.home import dag_id_of
 from storage.policies import head_version
-from tests.system.deployed import Deployment, deployment, kill, outcome, snapshot
+from tests.system.deployed import Deployment, deployment, kill, needs_engines, outcome, snapshot
 
 ITERATIONS = int(os.environ.get("MOTLEY_SOAK_ITERATIONS", "200"))
 SEED = int(os.environ.get("MOTLEY_SOAK_SEED", "0"))
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.slow,
     pytest.mark.timeout(120 * ITERATIONS + 1800),
-    pytest.mark.skipif(ENGINES_PYTHON_VARIABLE not in os.environ, reason="needs MOTLEY_ENGINES_PYTHON"),
+    needs_engines,
 ]
 
 START = (

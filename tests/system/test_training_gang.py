@@ -6,7 +6,6 @@ with the same tokens and weights as one that nothing disturbed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from plans.plan import Plan
 from plans.spec.load import load_cluster
 from plans.workflow import RlTask
 from stages.contract import StageName, StageResult, StageStatus
-from stages.home import ENGINES_PYTHON_VARIABLE
 from stages.launch import StageAttempt
 from stages.spec.job import load_training_job
 from storage.gangs import newest_epoch, read_members
@@ -26,13 +24,13 @@ from storage.layout import gangs_folder
 from storage.policies import head_version, resolve_policy
 from storage.rollouts import read_family
 from tests.helpers.gang_plans import pipeline_over
-from tests.system.deployed import Deployment, deployment, kill, outcome, until
+from tests.system.deployed import Deployment, deployment, kill, needs_engines, outcome, until
 from tests.system.first_model import with_first_model
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(7200),
-    pytest.mark.skipif(ENGINES_PYTHON_VARIABLE not in os.environ, reason="needs MOTLEY_ENGINES_PYTHON"),
+    needs_engines,
 ]
 
 SPECS = Path(__file__).parent / "specs"

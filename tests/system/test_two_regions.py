@@ -5,7 +5,6 @@ Two regions with a network, an S3 server, a home and an Edge worker each; one ru
 
 from __future__ import annotations
 
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +18,17 @@ from scripts.regions.airflow import AIRFLOW_JOURNAL, left_over
 from scripts.regions.crossings import rollout_facts, rows_in, store_of, traffic, weight_facts
 from scripts.regions.example import EXAMPLE, RUN, Finished, finished_run
 from scripts.regions.layout import document, home_of
-from stages.home import ENGINES_PYTHON_VARIABLE, MotleyHome
+from stages.home import MotleyHome
 from stages.spec.job import TrainingJob, load_training_job
 from storage.policies import DELTA_PART, head_version, resolve_policy
 from storage.regional_view import view_of
 from storage.rollouts import read_rollouts
+from tests.system.deployed import needs_engines
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(7200),
-    pytest.mark.skipif(ENGINES_PYTHON_VARIABLE not in os.environ, reason="needs MOTLEY_ENGINES_PYTHON"),
+    needs_engines,
 ]
 
 

@@ -6,7 +6,6 @@ What it sampled is scored again by a DAG that is triggered over REST.
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,18 +20,18 @@ import yaml
 from cli.deployment_api import AirflowApi
 from plugins.quality_dag import QUALITY_PREFIX
 from plugins.rescore_dag import RESCORE_PREFIX
-from stages.home import ENGINES_PYTHON_VARIABLE, dag_id_of
+from stages.home import dag_id_of
 from storage.alerts import list_alerts
 from storage.errors import ObjectMissingError
 from storage.policies import head_version
 from storage.quality import QualityReport, read_quality_report
 from tests.helpers.kept_alerts import told, write_settings
-from tests.system.deployed import Deployment, deployment, kill, outcome, until
+from tests.system.deployed import Deployment, deployment, kill, needs_engines, outcome, until
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(ENGINES_PYTHON_VARIABLE not in os.environ, reason="needs MOTLEY_ENGINES_PYTHON"),
+    needs_engines,
 ]
 
 SPECS = Path(__file__).parent / "specs"

@@ -6,7 +6,6 @@ One run in the order in which a person would do these things; every test builds 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from cli.deployment_api import AirflowApi
 from plans.plan import Plan
 from plans.plan_load import plan_from_document
 from plans.workflow import RlTask
-from stages.home import ENGINES_PYTHON_VARIABLE, dag_id_of
+from stages.home import dag_id_of
 from stages.launch import all_attempts
 from stages.runs import load_run
 from storage.parsed_keys import Kind, parse_key
@@ -26,12 +25,12 @@ from storage.policies import head_version, read_head, resolve_policy
 from storage.rollouts import read_rollouts
 from storage.runs import read_iteration, read_plan
 from storage.superseded import superseded_manifests
-from tests.system.deployed import Deployment, deployment, kill, outcome, until
+from tests.system.deployed import Deployment, deployment, kill, needs_engines, outcome, until
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(ENGINES_PYTHON_VARIABLE not in os.environ, reason="needs MOTLEY_ENGINES_PYTHON"),
+    needs_engines,
 ]
 
 SPECS = Path(__file__).parent / "specs"

@@ -11,11 +11,9 @@ from typer.testing import CliRunner
 from cli.errors import InputError
 from cli.rollouts import app
 from stages.runs import entry_of
-from storage.rollouts import has_rollouts, write_rollouts
-from storage.runs import IterationRecord, write_iteration
+from storage.rollouts import has_rollouts
 from storage.store import Store
-from tests.helpers.stage_contexts import make_context, make_run, publish
-from tests.helpers.storage_builders import NOW, rollout_rows
+from tests.helpers.stage_contexts import commit_iterations, make_context, make_run
 
 
 @pytest.fixture
@@ -23,12 +21,7 @@ def home(tmp_path: Path) -> Store:
     """Four committed iterations of a run whose store is the folder `a`."""
     run = make_run(tmp_path)
     context = make_context(run, tmp_path, "train", 0)
-    publish(context, 0, is_head=True)
-    for k in range(4):
-        rows = rollout_rows(range(2), iteration=k)
-        write_rollouts(context.home, "r", k, 0, 1, rows, input_fingerprint="f", created_by="t")
-        write_iteration(context.home, IterationRecord(run="r", iteration=k, ended_at=NOW))
-        publish(context, k + 1, is_head=True)
+    commit_iterations(context, 4)
     assert entry_of(run).run == "r"
     return context.home
 

@@ -13,10 +13,8 @@ from stages.staleness.buffer import GroupRef, RolloutBuffer
 from storage.checkpoints import save_checkpoint
 from storage.errors import ObjectMissingError
 from storage.rollout_retention import RolloutRule
-from storage.rollouts import read_rollouts, write_rollouts
-from storage.runs import IterationRecord, write_iteration
-from tests.helpers.stage_contexts import make_context, make_run, publish
-from tests.helpers.storage_builders import NOW, rollout_rows
+from storage.rollouts import read_rollouts
+from tests.helpers.stage_contexts import commit_iterations, make_context, make_run, publish
 
 
 @pytest.mark.parametrize(
@@ -38,12 +36,7 @@ def test_commit_removes_what_the_job_keeps_no_longer(tmp_path: Path, *, keeps: b
     storage = StorageSpec(keep_rollouts=0 if keeps else 1)
     object.__setattr__(run, "job", run.job.model_copy(update={"storage": storage}))
     context = make_context(run, tmp_path, "commit_policy", 3)
-    publish(context, 0, is_head=True)
-    for k in range(3):
-        rows = rollout_rows(range(2), iteration=k)
-        write_rollouts(context.home, "r", k, 0, 1, rows, input_fingerprint="f", created_by="t")
-        write_iteration(context.home, IterationRecord(run="r", iteration=k, ended_at=NOW))
-        publish(context, k + 1, is_head=True)
+    commit_iterations(context, 3)
     publish(context, 4)
     # The resume point of version 4 still waits for a group of iteration 1.
     buffer = RolloutBuffer(version=4, groups=(GroupRef(1, 1, 0),), num_made=1)
