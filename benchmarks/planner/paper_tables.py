@@ -4,13 +4,15 @@
     python -m benchmarks.planner.paper_tables --small                # 4B GRPO only, 3 s
 
 Each ratio stands beside the paper's range and says whether it is in, above or below it. Budgets are processor seconds
-of one process. Results are written after every row; `--sizes` and `--scenarios` do some of them.
+of one process; a search that several tables need is done once per call. Results are written after every row; `--sizes`
+and `--scenarios` do some of them.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +140,7 @@ def model_error(arguments: argparse.Namespace) -> Iterator[Row]:
         for size, algorithm in _jobs(arguments):
             for mode in ("sync", "async"):
                 trial = _trial(arguments, testbed, size, algorithm, mode, "sha-ea")
-                found = run_trial(trial)
+                found = _found(trial)
                 if found["iteration_s"] is None:
                     continue
                 cluster, job = cluster_of(trial), hetrl_job(size, Algorithm(algorithm), Mode(mode))
@@ -198,6 +200,11 @@ def _trial(
     )  # fmt: skip
 
 
+@cache
+def _found(trial: Trial) -> Row:
+    return run_trial(trial)
+
+
 def _seconds(
     arguments: argparse.Namespace,
     testbed: str,
@@ -208,7 +215,7 @@ def _seconds(
     **changes: Any,  # noqa: ANN401 - fields of Trial
 ) -> float | None:
     trial = _trial(arguments, testbed, size, algorithm, mode, method, **changes)
-    seconds: float | None = run_trial(trial)["iteration_s"]
+    seconds: float | None = _found(trial)["iteration_s"]
     print(trial.testbed, size, algorithm, mode, method, changes or "", seconds, flush=True)
     return seconds
 

@@ -20,7 +20,7 @@ def environment() -> dict[str, Any]:
     """Return where and on what a benchmark runs."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
         "load_before": os.getloadavg(),
@@ -58,7 +58,9 @@ def _settings_line(settings: dict[str, Any]) -> str:
     return "; ".join(f"{key}: {value}" for key, value in settings.items())
 
 
-def _commit() -> dict[str, Any]:
+def commit() -> dict[str, Any]:
+    """Return the commit of this work tree, and whether the planner has changes that it does not hold."""
+
     def git(*arguments: str) -> str:
         done = subprocess.run(
             ["git", *arguments], capture_output=True, text=True, check=False, cwd=Path(__file__).parent

@@ -5,18 +5,21 @@
 
 Budgets are processor seconds of one process. One run per method and seed at the largest budget gives all points from
 its trace; `sha-ea`, which divides its budget, would do better at the small ones when told about them. A point is the
-median over the seeds. `verl` does not use a seed. Results are written after every run, so an interrupted campaign
-leaves what it has.
+median over the seeds. `verl` does not use a seed. Results are written after every run, and runs that the result file
+already has are kept, so that an interrupted campaign goes on where it stopped and methods can be searched for
+different times: `seconds` in the table says how long, and the best plan of a shorter search stands for longer budgets,
+where it could only have become better.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner.record import markdown, write_result
+from benchmarks.planner.record import RESULTS, commit, markdown, write_result
 from benchmarks.planner.trial import Trial, run_trial
 
 BUDGETS_S = (1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -28,11 +31,12 @@ def main() -> None:
     arguments = _parser().parse_args()
     budgets = [1.0, 3.0] if arguments.small else [float(b) for b in arguments.budgets.split(",")]
     seeds = 2 if arguments.small else arguments.seeds
-    runs: list[dict[str, Any]] = []
+    runs = _kept_runs(arguments)
+    known = {(run["method"], run["seed"]) for run in runs}
     for seed in range(seeds):
         for method in arguments.methods.split(","):
-            if seed == 0 or method not in SEEDLESS:
-                runs.append(_run(arguments, method, seed, max(budgets)))
+            if (seed == 0 or method not in SEEDLESS) and (method, seed) not in known:
+                runs.append(_run(arguments, method, seed, arguments.search_s or max(budgets)))
                 _write(arguments, runs, budgets)
 
 
@@ -45,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--methods", default="sha-ea,deap,verl,random", help="ilp may be added")
     parser.add_argument("--budgets", default=",".join(str(b) for b in BUDGETS_S), help="CPU seconds, comma-separated")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--search-s", type=float, help="CPU seconds of each search; the largest budget without it")
     parser.add_argument("--small", action="store_true", help="budgets 1 and 3 s, 2 seeds")
     parser.add_argument("--out", type=Path)
     return parser
@@ -64,19 +69,34 @@ def _run(arguments: argparse.Namespace, method: str, seed: int, budget: float) -
     row = run_trial(trial)
     row.pop("plan", None)
     print(method, seed, row["iteration_s"], flush=True)
-    return row
+    return row | {"commit": commit()["id"]}
+
+
+def _name(arguments: argparse.Namespace) -> str:
+    return f"search_efficiency_{arguments.testbed}_{arguments.size}_{arguments.algorithm}_{arguments.mode}"
+
+
+def _kept_runs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the runs that the result file has; each carries the commit that made it."""
+    file = (arguments.out or RESULTS) / f"{_name(arguments)}.json"
+    if arguments.small or not file.exists():
+        return []
+    kept: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["data"]["runs"]
+    return kept
 
 
 def _write(arguments: argparse.Namespace, runs: list[dict[str, Any]], budgets: list[float]) -> None:
     rows = [{"method": run["method"], "budget_s": b, "iteration_s": _best_at(run, b)} for run in runs for b in budgets]
     medians = _medians(rows, budgets)
-    columns = ("method", "runs", *(f"{budget:g} s" for budget in budgets))
+    columns = ("method", "runs", "seconds", *(f"{budget:g} s" for budget in budgets))
     counts = {method: sum(run["method"] == method for run in runs) for method in medians}
+    searched = {run["method"]: run["budget"] for run in runs}
     table = markdown(
-        columns, [(method, counts[method], *(points[b] for b in budgets)) for method, points in medians.items()]
+        columns,
+        [(name, counts[name], searched[name], *(points[b] for b in budgets)) for name, points in medians.items()],
     )
     settings = {key: str(value) for key, value in vars(arguments).items()} | {"clock": "processor seconds"}
-    name = f"search_efficiency_{arguments.testbed}_{arguments.size}_{arguments.algorithm}_{arguments.mode}"
+    name = _name(arguments)
     data = {"runs": runs, "medians": _json_keys(medians)}
     folder = write_result(name, settings, data, table, out=arguments.out)
     _plot(medians, budgets, folder / f"{name}.png")
