@@ -14,7 +14,7 @@ from typing import Final
 import typer
 
 from cli.errors import CommandError, InputError
-from plans.errors import PlanningError, SpecError
+from plans.errors import PlanMismatchError, PlanningError, SpecError
 from stages.errors import StageError
 from storage.errors import InvalidInputError, StorageError
 
@@ -79,7 +79,7 @@ def exit_code_of(error: Exception) -> int:
     """Return the exit code of an error: 1 = a valid request that can't be met, 2 = bad input."""
     if isinstance(error, CommandError | StageError):
         return error.exit_code
-    return 2 if isinstance(error, SpecError | InvalidInputError) else 1
+    return 2 if isinstance(error, SpecError | PlanMismatchError | InvalidInputError) else 1
 
 
 def usage_sentence(error: BaseException) -> str:

@@ -19,14 +19,24 @@ JobOption = Annotated[Path, typer.Option("--job", "-j", help="Job file (YAML or 
 PlanOption = Annotated[Path, typer.Option("--plan", "-p", help="Plan file (JSON), e.g. from `motley plan --out`.")]
 
 
+MAX_FILE_BYTES = 100_000_000
+"""Bytes that a file may have: more than the plan or the link matrix of any cluster."""
+
+
 def read_text(file: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        InputError: missing, unreadable, or no UTF-8 text.
+        InputError: missing, unreadable, too large, or no UTF-8 text.
     """
     try:
-        return file.read_text(encoding="utf-8")
+        with file.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise InputError(
+                f"{file} has more than {MAX_FILE_BYTES // 1_000_000} MB; give a cluster, job or plan file."
+            )
+        return content.decode("utf-8")
     except OSError as error:
         raise InputError(f"{file} can't be read: {error.strerror}; give the path of an existing file.") from error
     except UnicodeDecodeError as error:

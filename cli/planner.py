@@ -21,8 +21,10 @@ from cli.planner_view import SearchView, explanation_view
 from cli.tables import table
 from plans.cost import CostModel, load_calibration, price
 from plans.cost.model import CostMode
+from plans.cost.report import CostReport
 from plans.errors import InfeasibleError, PlanMismatchError, SearchError
 from plans.explain import explain
+from plans.plan import check_plan
 from plans.search.budget import Budget
 from plans.search.planner import DEFAULT_METHOD, METHODS, MethodError, PlanResult, find_planner, make_plan
 from plans.search.protocol import Planner
@@ -83,6 +85,9 @@ def plan_command(
     cost_model = chosen_model(model, calibration)
     warm_start = None if start is None else read_plan(start)
     planner = chosen_planner(method, work)
+    if warm_start is not None:
+        with _bad_input():
+            check_plan(warm_start, site, work, source_name=str(start))
     with SearchView(output, method) as view, _interrupt_flag() as interrupted, _bad_input():
         result = make_plan(
             site,
@@ -129,13 +134,12 @@ def cost_command(
     output = Output(is_json=json)
     site, work, placement = read_cluster(cluster), read_job(job), read_plan(plan)
     with _bad_input():
-        report = price(site, work, placement, chosen_model(model, calibration))
+        report = price(site, work, placement, chosen_model(model, calibration), source_name=str(plan))
     if json:
         output.result(report.to_document(), "")
     else:
         output.console.print(explanation_view(explain(site, work, placement, report)))
-    if not report.feasible:
-        raise CommandError(f"{plan} cannot run on this cluster: {'; '.join(report.violations[:5])}.")
+    refuse_infeasible(plan, report)
 
 
 @app.command("compare")
@@ -278,6 +282,16 @@ def chosen_model(mode: CostMode, calibration: Path | None) -> CostModel:
     if calibration is None:
         return CostModel.calibrated()
     return CostModel.calibrated(load_calibration(read_text(calibration), str(calibration)))
+
+
+def refuse_infeasible(plan: Path, report: CostReport) -> None:
+    """Refuse a plan that exceeds a memory or needs a forbidden link.
+
+    Raises:
+        CommandError: it does.
+    """
+    if not report.feasible:
+        raise CommandError(f"{plan} cannot run on this cluster: {'; '.join(report.violations[:5])}.")
 
 
 @contextmanager

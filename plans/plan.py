@@ -247,7 +247,7 @@ def _group_faults(plan: Plan, cluster: Cluster, job: Job) -> Iterator[Fault]:
                 "give actor_generation a group of its own",
             )
     yield from _group_gpu_faults(plan, cluster)
-    yield from _membership_faults(plan, task_home)
+    yield from _membership_faults(plan, task_home, cluster)
 
 
 def _group_gpu_faults(plan: Plan, cluster: Cluster) -> Iterator[Fault]:
@@ -263,7 +263,8 @@ def _group_gpu_faults(plan: Plan, cluster: Cluster) -> Iterator[Fault]:
             seen.add(gpu)
 
 
-def _membership_faults(plan: Plan, task_home: Mapping[RlTask, int]) -> Iterator[Fault]:
+def _membership_faults(plan: Plan, task_home: Mapping[RlTask, int], cluster: Cluster) -> Iterator[Fault]:
+    known = cluster.view.gpu_index
     for task, task_plan in plan.tasks.items():
         if task not in task_home:
             missing = f"without {task.value}"
@@ -272,7 +273,7 @@ def _membership_faults(plan: Plan, task_home: Mapping[RlTask, int]) -> Iterator[
             )
             continue
         members = set(plan.groups[task_home[task]].gpus)
-        outside = sorted({gpu for gpu in task_plan.gpus if gpu not in members})
+        outside = sorted({gpu for gpu in task_plan.gpus if gpu not in members and gpu in known})
         if outside:
             yield _conflict(
                 f"tasks.{task.value}",

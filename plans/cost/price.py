@@ -22,7 +22,7 @@ from plans.units import S_PER_HOUR, bytes_to_gb
 from plans.workflow import RlTask, shape_of
 
 
-def price(cluster: Cluster, job: Job, plan: Plan, model: CostModel) -> CostReport:
+def price(cluster: Cluster, job: Job, plan: Plan, model: CostModel, *, source_name: str = "plan") -> CostReport:
     """Return the price of a plan.
 
     Args:
@@ -30,13 +30,14 @@ def price(cluster: Cluster, job: Job, plan: Plan, model: CostModel) -> CostRepor
         job: the job.
         plan: a plan of exactly this cluster and job.
         model: `CostModel.paper()` or `CostModel.calibrated()`.
+        source_name: the name that messages use for the plan, normally the file's path.
 
     Raises:
         PlanMismatchError: the plan carries another fingerprint.
         SpecError: the plan breaks a rule; all violations are listed. Too little memory or a forbidden link is not an
             error: the report says so in `feasible` and `violations`.
     """
-    check_plan(plan, cluster, job)
+    check_plan(plan, cluster, job, source_name=source_name)
     view = cluster.view
     placement = {task: _replicas(task_plan, view) for task, task_plan in plan.tasks.items()}
     ledger = MemoryLedger(view, job, placement)

@@ -33,8 +33,17 @@ if TYPE_CHECKING:
     import simpy
 
 
-def simulate(cluster: Cluster, job: Job, plan: Plan, settings: SimulationSettings) -> SimulationResult:
+def simulate(
+    cluster: Cluster, job: Job, plan: Plan, settings: SimulationSettings, *, source_name: str = "plan"
+) -> SimulationResult:
     """Execute a plan for some iterations and report what happened.
+
+    Args:
+        cluster: the cluster.
+        job: the job.
+        plan: a plan of exactly this cluster and job.
+        settings: what happens to it.
+        source_name: the name that messages use for the plan, normally the file's path.
 
     Raises:
         SpecError: the settings or the plan break rules.
@@ -45,8 +54,8 @@ def simulate(cluster: Cluster, job: Job, plan: Plan, settings: SimulationSetting
         import simpy
     except ImportError as error:
         raise SearchError("the simulator needs simpy, which is not installed; install motley[planner].") from error
-    settings.check()
-    check_plan(plan, cluster, job)
+    settings.check(cluster)
+    check_plan(plan, cluster, job, source_name=source_name)
     env = simpy.Environment()
     runner = _Runner(env, cluster, job, plan, settings)
     process = env.process(runner.asynchronous() if job.mode is Mode.ASYNC else runner.synchronous())

@@ -14,6 +14,7 @@ from plans.errors import NoRouteError
 from plans.simulate.settings import Efficiency, Straggler
 from plans.spec.cluster import Cluster
 from plans.spec.llm import LlmShape
+from plans.workflow import TaskKind
 
 PEAK = Efficiency()
 
@@ -22,6 +23,8 @@ PEAK = Efficiency()
 class StagePlace:
     """One pipeline stage of one replica, on its GPUs."""
 
+    kind: TaskKind
+    """Kind of the task: GPUs reach another share of their peak in each."""
     shape: LlmShape
     gpus: tuple[int, ...]
     """GPU indices of the tensor-parallel ranks."""
@@ -62,15 +65,21 @@ class Physics:
         per_gpu = [efficiency.get(view.type_names[view.type_of[g]], PEAK) for g in range(view.num_gpus)]
         slowdown = {view.gpu_index[s.gpu]: s.slowdown for s in stragglers}
         slow = [slowdown.get(g, 1.0) for g in range(view.num_gpus)]
-        self._flop_per_s = [float(view.compute_flop_per_s[g]) * e.compute / slow[g] for g, e in enumerate(per_gpu)]
+        self._flop_per_s = {
+            kind: [float(view.compute_flop_per_s[g]) * e.compute_of(kind) / slow[g] for g, e in enumerate(per_gpu)]
+            for kind in TaskKind
+        }
         self._hbm_bytes_per_s = [float(view.hbm_bytes_per_s[g]) * e.hbm / slow[g] for g, e in enumerate(per_gpu)]
         self._overhead_s = [e.step_overhead_s * slow[g] for g, e in enumerate(per_gpu)]
-        self._network = [e.network for e in per_gpu]
+        self._layer_overhead_s = [e.decode_layer_overhead_s * slow[g] for g, e in enumerate(per_gpu)]
+        self._within = [e.network for e in per_gpu]
+        self._between = [e.network if e.network_between is None else e.network_between for e in per_gpu]
 
     def link(self, gpu_a: int, gpu_b: int) -> tuple[float, float]:
         """Return one-way latency (s) and effective bandwidth (bytes/s) between two GPUs."""
-        edge = self._view.edge(gpu_a, gpu_b)
-        return edge.latency_s, edge.bytes_per_s * min(self._network[gpu_a], self._network[gpu_b])
+        edge, machine_of = self._view.edge(gpu_a, gpu_b), self._view.machine_of
+        shares = self._within if machine_of[gpu_a] == machine_of[gpu_b] else self._between
+        return edge.latency_s, edge.bytes_per_s * min(shares[gpu_a], shares[gpu_b])
 
     def can_send(self, gpu_a: int, gpu_b: int) -> bool:
         """Tell whether the link between two GPUs is permitted."""
@@ -99,7 +108,7 @@ class Physics:
             attended: sum over these tokens of the positions that each attends to.
             logit_tokens: tokens for which the last stage computes logits.
         """
-        compute = self._flop(stage, tokens, attended, logit_tokens) / self._slowest(stage, self._flop_per_s)
+        compute = self._compute_s(stage, self._flop(stage, tokens, attended, logit_tokens))
         return compute + self._all_reduces_s(stage, tokens, count=2) + self._overhead(stage)
 
     def backward_s(
@@ -107,7 +116,7 @@ class Physics:
     ) -> float:
         """Seconds of a backward pass; with full recomputation the forward pass is done again first."""
         passes = 3 if is_recomputed else 2
-        compute = self._flop(stage, tokens, attended, logit_tokens) * passes / self._slowest(stage, self._flop_per_s)
+        compute = self._compute_s(stage, self._flop(stage, tokens, attended, logit_tokens) * passes)
         reduces = self._all_reduces_s(stage, tokens, count=4 if is_recomputed else 2)
         return compute + reduces + self._overhead(stage)
 
@@ -118,8 +127,9 @@ class Physics:
         kv_values = 2 * shape.kv_heads * shape.head_dim
         kv_bytes = cached_tokens * stage.layers * kv_values * stage.bytes_per_value * copies
         read = (stage.read_bytes + kv_bytes) / self._slowest(stage, self._hbm_bytes_per_s)
-        compute = self._flop(stage, sequences, cached_tokens, sequences) / self._slowest(stage, self._flop_per_s)
-        return max(read, compute) + self._all_reduces_s(stage, sequences, count=2) + self._overhead(stage)
+        compute = self._compute_s(stage, self._flop(stage, sequences, cached_tokens, sequences))
+        fixed = self._overhead(stage) + stage.layers * max(self._layer_overhead_s[g] for g in stage.gpus)
+        return max(read, compute) + self._all_reduces_s(stage, sequences, count=2) + fixed
 
     def optimizer_step_s(self, stage: StagePlace, bytes_per_parameter: float) -> float:
         """Seconds of one optimiser update: every optimiser byte is read and written once."""
@@ -138,6 +148,9 @@ class Physics:
             width = 1 if stage.has_scalar_head else shape.vocab
             flop += 2 * logit_tokens * shape.hidden * width
         return flop
+
+    def _compute_s(self, stage: StagePlace, flop: float) -> float:
+        return flop / self._slowest(stage, self._flop_per_s[stage.kind])
 
     def _slowest(self, stage: StagePlace, rates: Sequence[float]) -> float:
         """Return the rate of the whole stage: its ranks wait for the slowest one."""

@@ -16,6 +16,7 @@ def stages_of(replica: Replica, cluster: Cluster, job: Job, task: RlTask) -> tup
     last = len(replica.stages) - 1
     return tuple(
         StagePlace(
+            kind=task.kind,
             shape=shape_of(job, task),
             gpus=tuple(cluster.view.gpu_index[gpu] for gpu in stage.gpus),
             layers=stage.layers,

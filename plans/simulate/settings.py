@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plans.errors import Fault, FaultKind, SpecError
+from plans.spec.cluster import Cluster
 from plans.spec.job import Job
+from plans.workflow import TaskKind
 
 
 class Dispatch(StrEnum):
@@ -30,13 +32,38 @@ class Efficiency:
     """Share of its peak that a device or link reaches; 1 everywhere is the paper's assumption."""
 
     compute: float = 1.0
-    """Of dense FLOP/s, in (0, 1]."""
+    """Of dense FLOP/s, above 0."""
+    compute_by_kind: Mapping[TaskKind, float] = field(default_factory=dict)
+    """Of dense FLOP/s by kind of task, above 0; an absent kind has `compute`."""
     hbm: float = 1.0
-    """Of memory bandwidth, in (0, 1]."""
+    """Of memory bandwidth, above 0."""
     network: float = 1.0
-    """Of link bandwidth, in (0, 1]."""
+    """Of link bandwidth, above 0."""
+    network_between: float | None = None
+    """Of the bandwidth of links between machines, above 0; None = `network`."""
     step_overhead_s: float = 0.0
     """Fixed seconds per decode step and per micro-batch pass of a stage."""
+    decode_layer_overhead_s: float = 0.0
+    """Fixed seconds per layer of a stage in every decode step."""
+
+    def compute_of(self, kind: TaskKind) -> float:
+        """Return the share of FLOP/s that a kind of task reaches."""
+        return self.compute_by_kind.get(kind, self.compute)
+
+    def faults(self, place: str) -> list[Fault]:
+        """Return what is no share or no time in it."""
+        shares = {"compute": self.compute, "hbm": self.hbm, "network": self.network}
+        shares |= {f"compute_by_kind[{kind.value}]": share for kind, share in self.compute_by_kind.items()}
+        if self.network_between is not None:
+            shares["network_between"] = self.network_between
+        times = {
+            "step_overhead_s": self.step_overhead_s,
+            "decode_layer_overhead_s": self.decode_layer_overhead_s,
+        }
+        return [
+            *(fault for name, share in shares.items() for fault in _number(f"{place}.{name}", share, above=0.0)),
+            *(fault for name, time in times.items() for fault in _number(f"{place}.{name}", time, least=0.0)),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +108,18 @@ class SimulationSettings:
     failures: tuple[Failure, ...] = ()
     """Outages."""
 
-    def check(self) -> None:
-        """Refuse settings that cannot be simulated, all faults together."""
+    def check(self, cluster: Cluster) -> None:
+        """Refuse settings that cannot be simulated on a cluster, all faults together."""
+        machines, types = [machine.name for machine in cluster.machines], {machine.gpu for machine in cluster.machines}
         faults = [
-            *_positive("iterations", self.iterations, 1),
-            *(f for s in self.stragglers for f in _positive(f"stragglers[{s.gpu}].slowdown", s.slowdown, 1)),
-            *(f for x in self.failures for f in _positive(f"failures[{x.machine}].down_s", x.down_s, 0)),
-            *(f for x in self.failures for f in _positive(f"failures[{x.machine}].at_s", x.at_s, 0)),
+            *_number("iterations", self.iterations, least=1),
+            *(f for s in self.stragglers for f in _known(f"stragglers[{s.gpu}].gpu", s.gpu, cluster.view.gpu_index)),
+            *(f for s in self.stragglers for f in _number(f"stragglers[{s.gpu}].slowdown", s.slowdown, least=1)),
+            *(f for x in self.failures for f in _known(f"failures[{x.machine}].machine", x.machine, machines)),
+            *(f for x in self.failures for f in _number(f"failures[{x.machine}].down_s", x.down_s, least=0)),
+            *(f for x in self.failures for f in _number(f"failures[{x.machine}].at_s", x.at_s, least=0)),
+            *(f for name, share in self.efficiency.items() for f in share.faults(f"efficiency[{name}]")),
+            *(f for name in self.efficiency for f in _known(f"efficiency[{name}]", name, types)),
         ]
         if self.lengths is not None and (not self.lengths or min(self.lengths) < 1):
             faults.append(
@@ -123,8 +155,15 @@ def response_lengths(job: Job, settings: SimulationSettings, rng: np.random.Gene
     return np.clip(np.rint(samples), 1, longest).astype(np.int64)
 
 
-def _positive(name: str, value: float, lowest: float) -> list[Fault]:
-    if np.isfinite(value) and value >= lowest:
+def _number(name: str, value: float, *, least: float = -np.inf, above: float = -np.inf) -> list[Fault]:
+    if np.isfinite(value) and value >= least and value > above:
         return []
-    rule, remedy = f"it is a finite number >= {lowest}", "correct it"
-    return [Fault(field=name, found=str(value), rule=rule, remedy=remedy, kind=FaultKind.OUT_OF_RANGE)]
+    rule = f"it is a finite number > {above:g}" if above > least else f"it is a finite number >= {least:g}"
+    return [Fault(field=name, found=str(value), rule=rule, remedy="correct it", kind=FaultKind.OUT_OF_RANGE)]
+
+
+def _known(name: str, value: str, known: Collection[str]) -> list[Fault]:
+    if value in known:
+        return []
+    rule = f"the cluster has {len(known)} of these, such as {min(known)!r}"
+    return [Fault(field=name, found=repr(value), rule=rule, remedy="name one of them", kind=FaultKind.UNKNOWN_NAME)]

@@ -24,6 +24,12 @@ from plans.units import gb_s_to_bytes_per_s, gbps_to_bytes_per_s, ms_to_s
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 ADDRESS_PATTERN = r"^[A-Za-z0-9:][A-Za-z0-9.:_-]*$"
+PATTERNS = MappingProxyType({
+    NAME_PATTERN: "a name begins with a letter or digit and holds letters, digits, '.', '_' and '-' only",
+    ADDRESS_PATTERN: "an address is a host name or an IP address",
+})  # fmt: skip
+"""What the patterns ask for, in words."""
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from plans.errors import Fault, FaultKind
@@ -12,7 +12,10 @@ from plans.spec.gpu_catalog import GPU_CATALOG
 
 
 def cluster_faults(
-    cluster: Cluster, known_machines: Iterable[str] = (), known_pairs: Iterable[frozenset[str]] = ()
+    cluster: Cluster,
+    known_machines: Iterable[str] = (),
+    known_pairs: Iterable[frozenset[str]] = (),
+    known_types: Iterable[str] = (),
 ) -> list[Fault]:
     """Return every cross-field fault of a cluster.
 
@@ -21,12 +24,13 @@ def cluster_faults(
         known_machines: machine names that exist although their entry could not be read, so that a link to one of
             them is not reported as a second fault.
         known_pairs: region pairs whose link exists although its entry could not be read.
+        known_types: GPU types that the document describes although an entry of them could not be read.
     """
     return [
-        *_machine_faults(cluster),
+        *_machine_faults(cluster, frozenset(known_types)),
         *_link_name_faults(cluster, frozenset(known_machines)),
         *_missing_link_faults(cluster, frozenset(known_pairs)),
-        *_store_rate_faults(cluster),
+        *_store_faults(cluster),
     ]
 
 
@@ -35,20 +39,21 @@ def gpu_type_names(cluster: Cluster) -> tuple[str, ...]:
     return tuple(sorted({*GPU_CATALOG, *cluster.gpu_types}))
 
 
-def _store_rate_faults(cluster: Cluster) -> Iterator[Fault]:
+def _store_faults(cluster: Cluster) -> Iterator[Fault]:
     regions = sorted({machine.region for machine in cluster.machines})
-    for region in cluster.links.stores_gbps:
-        if region not in regions:
-            yield Fault(
-                field=f"links.stores_gbps.{region}",
-                found=repr(region),
-                kind=FaultKind.UNKNOWN_NAME,
-                rule=f"a store's region is one of {', '.join(regions)}",
-                remedy="correct the name or remove the entry",
-            )
+    for table, entries in (("links.stores_gbps", cluster.links.stores_gbps), ("storage", cluster.storage)):
+        for region in entries:
+            if region not in regions:
+                yield Fault(
+                    field=f"{table}.{region}",
+                    found=repr(region),
+                    kind=FaultKind.UNKNOWN_NAME,
+                    rule=f"a store's region is one of {', '.join(regions)}",
+                    remedy="correct the name or remove the entry",
+                )
 
 
-def _machine_faults(cluster: Cluster) -> Iterator[Fault]:
+def _machine_faults(cluster: Cluster, described: frozenset[str]) -> Iterator[Fault]:
     seen: set[str] = set()
     known = gpu_type_names(cluster)
     for index, machine in enumerate(cluster.machines):
@@ -61,9 +66,9 @@ def _machine_faults(cluster: Cluster) -> Iterator[Fault]:
                 remedy="rename one of the two machines",
             )
         seen.add(machine.name)
-        if machine.gpu not in known:
-            close = difflib.get_close_matches(machine.gpu, known, n=1, cutoff=0.5)
-            hint = f"write {close[0]!r}, or " if close else ""
+        if machine.gpu not in known and machine.gpu not in described:
+            near = _near_types(machine.gpu, known)
+            hint = f"write {' or '.join(map(repr, near))}, or " if near else ""
             yield Fault(
                 field=f"machines[{index}].gpu",
                 found=repr(machine.gpu),
@@ -71,6 +76,18 @@ def _machine_faults(cluster: Cluster) -> Iterator[Fault]:
                 rule=f"a GPU type is one of {', '.join(known)}",
                 remedy=f"{hint}add the type with its numbers under gpu_types",
             )
+
+
+def _near_types(name: str, known: Sequence[str]) -> list[str]:
+    """Return the types that a name probably means: those of its beginning (`A100`, `H100-SXM`), else the most like."""
+    plain = _plain(name)
+    begun = [each for each in known if plain and _plain(each).startswith(plain)]
+    longer = [each for each in known if len(_plain(each)) > 2 and plain.startswith(_plain(each))]
+    return begun or longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def _link_name_faults(cluster: Cluster, known_machines: frozenset[str]) -> Iterator[Fault]:

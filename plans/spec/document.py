@@ -35,7 +35,7 @@ def parse_document(text: str, source_name: str) -> tuple[dict[str, object], list
         raw = _parse_json(text) if text.lstrip().startswith("{") else _parse_yaml(text)
         _refuse_endless(raw)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        detail = " ".join(str(error).split())
+        detail = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
         raise SpecError(
             source_name,
             [
@@ -130,14 +130,23 @@ def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 class _StrictYamlLoader(yaml.SafeLoader):
-    """Safe YAML that refuses doubled keys and reads `1e9` as a number, as YAML 1.2 does."""
+    """Safe YAML that refuses doubled keys and deep nesting, and reads `1e9` as a number, as YAML 1.2 does."""
+
+    flow_level: int  # kept by the scanner: brackets open so far
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        """Open a bracket; refuse too many at once, since the scanner looks at all open ones for every token."""
+        if self.flow_level >= MAX_DEPTH:
+            raise ValueError(f"it opens more than {MAX_DEPTH} brackets inside one another")
+        super().fetch_flow_collection_start(token)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         """Return the mapping of a node after checking that no key is given twice."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for index, key in enumerate(keys):
             if key in keys[:index]:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
+                line = node.value[index][0].start_mark.line + 1
+                raise ValueError(f"the key {key!r} is given twice, again in line {line}")
         return super().construct_mapping(node, deep=deep)
 
 

@@ -7,8 +7,9 @@ data-sheet rate, prices are on-demand list prices per GPU and hour: they age, so
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from plans.spec.model import SpecModel
 from plans.units import gb_s_to_bytes_per_s, gb_to_bytes, tflops_to_flop_per_s
@@ -31,6 +32,12 @@ class GpuType(SpecModel):
     """Price of one GPU for one hour."""
     reserve_gb: float | None = Field(default=None, ge=0)
     """Memory kept for runtime contexts; absent = 5 % of the memory, at most 2 GB."""
+
+    @model_validator(mode="after")
+    def _leaves_memory(self) -> Self:
+        if self.reserve_gb is not None and self.reserve_gb >= self.memory_gb:
+            raise ValueError("reserve_gb leaves some of memory_gb free")
+        return self
 
     @property
     def reserve_bytes(self) -> float:

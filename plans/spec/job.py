@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Discriminator, Field, JsonValue, Tag
 
 from plans.errors import Fault, FaultKind
 from plans.spec.llm import BUILT_IN_SHAPES, LlmShape
@@ -86,6 +86,12 @@ class VerifierSpec(SpecModel):
     """Name of the rule."""
 
 
+def _kind_of_reward(value: object) -> str:
+    """Tell a rule from a model by the one field that only rules have."""
+    is_rule = isinstance(value, VerifierSpec) or (isinstance(value, Mapping) and "verifier" in value)
+    return "VerifierSpec" if is_rule else "ModelSpec"
+
+
 class JobModels(SpecModel):
     """The models of the workflow."""
 
@@ -95,7 +101,10 @@ class JobModels(SpecModel):
     """The value model; PPO only."""
     reference: ModelSpec
     """The frozen policy of the KL term."""
-    reward: ModelSpec | VerifierSpec
+    reward: Annotated[
+        Annotated[ModelSpec, Tag("ModelSpec")] | Annotated[VerifierSpec, Tag("VerifierSpec")],
+        Discriminator(_kind_of_reward),
+    ]
     """Reward model, or a rule."""
 
 

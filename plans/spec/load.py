@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import TypeVar, cast
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from plans.errors import Fault, FaultKind, SpecError
-from plans.spec.cluster import Cluster
+from plans.spec.cluster import PATTERNS, Cluster
 from plans.spec.cluster_rules import cluster_faults
 from plans.spec.document import parse_document, show
 from plans.spec.job import EXECUTION_SECTIONS, Job, job_faults
@@ -37,6 +38,7 @@ _KINDS = {
     "less_than": FaultKind.OUT_OF_RANGE,
     "less_than_equal": FaultKind.OUT_OF_RANGE,
     "too_short": FaultKind.OUT_OF_RANGE,
+    "too_long": FaultKind.OUT_OF_RANGE,
     "string_pattern_mismatch": FaultKind.OUT_OF_RANGE,
     "value_error": FaultKind.CONFLICT,
 }
@@ -86,14 +88,16 @@ def load_text(text: str, source_name: str, from_document: Callable[[Mapping[str,
     try:
         from_document(document, source_name)
     except SpecError as error:
-        faults.extend(fault for fault in error.faults if fault.field not in fields)
+        # What holds a value that became null is not judged without it.
+        others = [fault for fault in error.faults if not any(_holds(fault.field, field) for field in fields)]
+        faults.extend(others)
     raise SpecError(source_name, faults)
 
 
 def cluster_from_document(document: Mapping[str, object], source_name: str) -> Cluster:
     """Return the cluster of a parsed document; raises SpecError with every fault."""
-    names, pairs = _raw_machine_names(document), _raw_region_pairs(document)
-    return build(Cluster, document, source_name, lambda cluster: cluster_faults(cluster, names, pairs))
+    names, pairs, types = _raw_machine_names(document), _raw_region_pairs(document), _raw_type_names(document)
+    return build(Cluster, document, source_name, lambda cluster: cluster_faults(cluster, names, pairs, types))
 
 
 def job_from_document(document: Mapping[str, object], source_name: str) -> Job:
@@ -165,14 +169,26 @@ def _fault_of(detail: ErrorDetails, model: type[SpecModel]) -> Fault:
     kind = _KINDS.get(detail["type"], FaultKind.WRONG_TYPE)
     location = _clean(detail["loc"])
     found = "missing" if kind is FaultKind.MISSING else show(detail["input"])
-    rule = detail["msg"][:1].lower() + detail["msg"][1:]
-    rule = rule.removeprefix("value error, ").replace("input should", "it should")
-    rule = rule.replace("field required", "it is required")
+    rule = _rule_of(detail)
     remedy = _REMEDIES[kind]
     if kind is FaultKind.UNKNOWN_FIELD:
         rule, found = "this format has no such field", "given"
         remedy = remedy_for_unknown(model, detail["loc"], EXECUTION_SECTIONS if model is Job else ())
     return Fault(field=_path(location), found=found, rule=rule, remedy=remedy, kind=kind)
+
+
+def _rule_of(detail: ErrorDetails) -> str:
+    """Return pydantic's rule in the words of a document's author."""
+    limits = detail.get("ctx", {})
+    if detail["type"] == "too_short":
+        return f"it has {limits['min_length']} or more entries"
+    if detail["type"] == "too_long":
+        return f"it has {limits['max_length']} entries at most"
+    if detail["type"] == "string_pattern_mismatch" and limits["pattern"] in PATTERNS:
+        return PATTERNS[limits["pattern"]]
+    rule = detail["msg"][:1].lower() + detail["msg"][1:]
+    rule = rule.removeprefix("value error, ").replace("input should", "it should")
+    return rule.replace("field required", "it is required").replace("it should be True", "it should be true")
 
 
 def _merge_union_faults(faults: list[Fault]) -> list[Fault]:
@@ -191,6 +207,11 @@ def _clean(location: Location) -> Location:
 
 
 _UNION_BRANCHES = frozenset({"ModelSpec", "VerifierSpec", "LlmShape", "str"})
+
+
+def _holds(place: str, field: str) -> bool:
+    """Tell whether a place of a document is a field or holds it."""
+    return field == place or field.startswith((f"{place}.", f"{place}["))
 
 
 def _path(location: Location) -> str:
@@ -283,4 +304,9 @@ def _raw_machine_names(document: Mapping[str, object]) -> list[str]:
 def _raw_region_pairs(document: Mapping[str, object]) -> list[frozenset[str]]:
     links = _child(_child(document, "links"), "regions")
     pairs = [_child(link, "between") for link in links] if isinstance(links, list) else []
-    return [frozenset(map(str, pair)) for pair in pairs if isinstance(pair, list)]
+    return [frozenset(two) for pair in pairs if isinstance(pair, list) for two in combinations(map(str, pair), 2)]
+
+
+def _raw_type_names(document: Mapping[str, object]) -> list[str]:
+    types = document.get("gpu_types")
+    return list(types) if isinstance(types, dict) else []

@@ -29,6 +29,8 @@ def remedy_for_unknown(model: type[BaseModel], location: Sequence[int | str], ot
         name for node in _nodes_at(model.model_json_schema(), location[:-1]) for name in node.get("properties", ())
     }
     names |= set(others) if len(location) == 1 else set()
+    if location[-1] in names:  # of the other kind of thing that may stand here
+        return "remove it, or the field that makes this another kind of entry"
     near = get_close_matches(str(location[-1]), sorted(names), n=1, cutoff=_MIN_LIKENESS)
     if near:
         return f"write {near[0]!r}, or remove the field"

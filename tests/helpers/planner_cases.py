@@ -47,6 +47,23 @@ def paper_cluster(machines: Sequence[tuple[str, str, int]], *, latency_ms: float
     return cluster_from_document(document, "case")
 
 
+def scaled(cluster: Cluster, factor: float, *, what: str = "all", latency: float = 0.0) -> Cluster:
+    """Return the cluster with rates multiplied, by kind, and with the latency between regions set."""
+    document = cluster.model_dump(mode="json", exclude_none=True)
+    for row in document["gpu_types"].values():
+        if what in {"all", "gpu"}:
+            row["tflops"] *= factor
+            row["hbm_gb_s"] *= factor
+    for machine in document["machines"]:
+        machine["intra_gb_s"] *= factor if what in {"all", "links"} else 1.0
+    links = document["links"]
+    for link in (links["same_zone"], links["same_region"], *links["regions"]):
+        link["bandwidth_gbps"] *= factor if what in {"all", "links"} else 1.0
+    for link in links["regions"]:
+        link["latency_ms"] = latency
+    return cluster_from_document(document, "scaled")
+
+
 def paper_job(shape: object = "qwen3-8b", *, algorithm: str = "ppo", mode: str = "sync", prompts: int = 384,
               responses: int = 8, prompt: int = 1024, response: int = 1024, **sections: object) -> Job:  # fmt: skip
     """Return the paper's job (batch 384 x 8, 1024 + 1024 tokens), with changes."""

@@ -15,7 +15,7 @@ from plans.plan import check_plan
 from plans.plan_load import load_plan
 from plans.spec.cluster import Cluster
 from plans.spec.load import cluster_from_document
-from tests.helpers.planner_cases import paper_cluster, paper_job, random_plan
+from tests.helpers.planner_cases import paper_cluster, paper_job, random_plan, scaled
 
 MACHINES = [("A100-40", "va", 4), ("L40S", "oh", 4), ("A100-40", "va", 4), ("L4", "fr", 2), ("L4", "pa", 2)]
 CLUSTER = paper_cluster(MACHINES)
@@ -25,23 +25,6 @@ MODELS = [CostModel.paper(), CostModel.calibrated()]
 seeds = st.integers(0, 2**32 - 1)
 jobs = st.sampled_from(JOBS)
 models = st.sampled_from(MODELS)
-
-
-def scaled(cluster: Cluster, factor: float, *, what: str = "all", latency: float = 0.0) -> Cluster:
-    """Return the cluster with rates multiplied, by kind, and with the latency between regions set."""
-    document = cluster.model_dump(mode="json", exclude_none=True)
-    for row in document["gpu_types"].values():
-        if what in {"all", "gpu"}:
-            row["tflops"] *= factor
-            row["hbm_gb_s"] *= factor
-    for machine in document["machines"]:
-        machine["intra_gb_s"] *= factor if what in {"all", "links"} else 1.0
-    links = document["links"]
-    for link in (links["same_zone"], links["same_region"], *links["regions"]):
-        link["bandwidth_gbps"] *= factor if what in {"all", "links"} else 1.0
-    for link in links["regions"]:
-        link["latency_ms"] = latency
-    return cluster_from_document(document, "scaled")
 
 
 def barred(cluster: Cluster, *regions: str) -> Cluster:

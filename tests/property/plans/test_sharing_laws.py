@@ -41,7 +41,7 @@ def simulated_s(grid: np.ndarray, layers: tuple[int, ...]) -> float:
     physics = Physics(CLUSTER, {}, [])
     stages = [
         [
-            StagePlace(shape=SHAPE, gpus=tuple(gpus), layers=count, is_first=j == 0, is_last=j == last,
+            StagePlace(kind=TASK.kind, shape=SHAPE, gpus=tuple(gpus), layers=count, is_first=j == 0, is_last=j == last,
                        has_scalar_head=False, bytes_per_value=BYTES)
             for j, (gpus, count) in enumerate(zip(replica, layers, strict=True))
         ]

@@ -11,7 +11,7 @@ import pytest
 
 from cli.app import exit_code_of, main
 from cli.errors import DeploymentError, InputError
-from plans.errors import SpecError, TooFewGpusError
+from plans.errors import PlanMismatchError, SpecError, TooFewGpusError
 from stages.errors import EngineError, SpecFaultsError
 from stages.runs import entry_of
 from storage.errors import InvalidNameError, StoreFullError
@@ -37,6 +37,7 @@ def motley(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         (StoreFullError("x"), 1),
         (InvalidNameError("x"), 2),
         (SpecError("job", []), 2),
+        (PlanMismatchError("plan.json", "job", expected="a", found="b"), 2),
         (TooFewGpusError("x"), 1),
     ],
 )

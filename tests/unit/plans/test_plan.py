@@ -69,6 +69,12 @@ def test_every_violation_is_listed() -> None:
         check_plan(load_plan(json.dumps(plan), "p.json"), CLUSTER, JOB)
 
 
+def test_a_gpu_that_does_not_exist_is_one_fault() -> None:
+    plan = document()
+    plan["tasks"]["actor_training"]["replicas"][0]["stages"][0]["gpus"] = ["m9/0"]
+    assert faults_of(plan) == [("tasks.actor_training.replicas[0].stages[0].gpus", FaultKind.UNKNOWN_NAME)]
+
+
 def test_grouping_faults_are_listed() -> None:
     groups = [{"tasks": TASKS[:2], "gpus": ["m0/0", "m0/1"]}, {"tasks": TASKS[1:5], "gpus": ["m0/1", "m7/7"]}]
     plan = document(groups=groups)

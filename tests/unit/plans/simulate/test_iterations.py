@@ -6,9 +6,9 @@ import itertools
 import pytest
 
 from plans.errors import PlanMismatchError, SpecError
-from plans.simulate import Efficiency, SimulationSettings, simulate
+from plans.simulate import Efficiency, SimulationResult, SimulationSettings, simulate
 from plans.simulate.settings import Dispatch, Failure, Straggler
-from plans.workflow import RlTask
+from plans.workflow import RlTask, TaskKind
 from tests.unit.plans.simulate.builders import cluster_of, job_of, one_gpu_each, plan_of, task_plan
 
 
@@ -147,6 +147,30 @@ def test_faster_hardware_by_a_factor_divides_the_time_by_it() -> None:
     assert slow.iteration_s[0] == pytest.approx(2 * base.iteration_s[0], rel=1e-9)
 
 
+def test_efficiency_counts_by_kind_of_task_between_machines_and_per_layer() -> None:
+    """Inference and training run at half speed, weights cross at a quarter, each of 8 steps waits 4 x 1 us."""
+    cluster, job = cluster_of(2), job_of()
+    plan = one_gpu_each(cluster, job, "m0/0", "m1/0")
+    slow = Efficiency(
+        compute_by_kind={TaskKind.INFERENCE: 0.5, TaskKind.TRAINING: 0.5},
+        network_between=0.25,
+        decode_layer_overhead_s=1e-6,
+    )
+    base, hit = (
+        simulate(cluster, job, plan, SimulationSettings(iterations=1, efficiency=efficiency))
+        for efficiency in ({}, {"unit": slow})
+    )
+    ends = {name: [_spans(result)[name] for result in (base, hit)] for name in _spans(base)}
+    assert ends["actor_generation"][1] == pytest.approx(ends["actor_generation"][0] + 8 * 4 * 1e-6, rel=1e-9)
+    assert ends["reference_inference"][1] == pytest.approx(2 * ends["reference_inference"][0], rel=1e-9)
+    moved = [result.iteration_s[0] - sum(_spans(result).values()) for result in (base, hit)]
+    assert moved[1] == pytest.approx(4 * moved[0], rel=1e-6)
+
+
+def _spans(result: SimulationResult) -> dict[str, float]:
+    return {interval.activity: interval.end_s - interval.start_s for interval in result.intervals}
+
+
 def test_queue_dispatch_helps_when_the_planned_shares_are_unequal() -> None:
     cluster, job = cluster_of(2), job_of(prompts=16)
     plan = plan_of(
@@ -180,6 +204,21 @@ def test_bad_settings_are_refused_together() -> None:
     with pytest.raises(SpecError, match="iterations") as caught:
         simulate(cluster, job, one_gpu_each(cluster, job, "m0/0", "m1/0"), settings)
     assert [fault.field for fault in caught.value.faults] == ["iterations", "stragglers[m0/0].slowdown", "lengths"]
+
+
+def test_settings_that_name_what_the_cluster_does_not_have_are_refused_together() -> None:
+    cluster, job = cluster_of(2), job_of()
+    settings = SimulationSettings(
+        stragglers=(Straggler(gpu="m9/0", slowdown=2.0),),
+        failures=(Failure(machine="m9", at_s=1.0, down_s=1.0),),
+        efficiency={"unit": Efficiency(hbm=0.0, network=float("nan"), step_overhead_s=-1.0), "H900": Efficiency()},
+    )
+    with pytest.raises(SpecError, match="m9/0") as caught:
+        simulate(cluster, job, one_gpu_each(cluster, job, "m0/0", "m1/0"), settings)
+    assert [fault.field for fault in caught.value.faults] == [
+        "stragglers[m9/0].gpu", "failures[m9].machine", "efficiency[unit].hbm", "efficiency[unit].network",
+        "efficiency[unit].step_overhead_s", "efficiency[H900]",
+    ]  # fmt: skip
 
 
 def test_plan_of_another_cluster_is_refused() -> None:

@@ -6,6 +6,7 @@ import simpy
 from plans.simulate.network import Network
 from plans.simulate.physics import Physics, StagePlace
 from plans.simulate.pipeline import MicroBatch, Pass, PipelineReplica, one_forward_one_backward
+from plans.workflow import TaskKind
 from tests.unit.plans.simulate.builders import cluster_of, job_of
 
 
@@ -31,8 +32,9 @@ def test_one_forward_one_backward_of_a_stage_is_the_known_order(
 def _stage(gpu: int, *, first: bool, last: bool) -> StagePlace:
     shape = job_of().models.actor.llm
     return StagePlace(
-        shape=shape, gpus=(gpu,), layers=2, is_first=first, is_last=last, has_scalar_head=True, bytes_per_value=2
-    )
+        kind=TaskKind.TRAINING, shape=shape, gpus=(gpu,), layers=2, is_first=first, is_last=last, has_scalar_head=True,
+        bytes_per_value=2,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("batches", [1, 2, 5])

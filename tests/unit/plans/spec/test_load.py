@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -242,3 +243,54 @@ machines: [{{name: m, region: r, gpu: A100-80, count: 1, address: "{address}"}}]
 """
     with pytest.raises(SpecError, match=r"machines\[0\]\.address"):
         load_cluster(text, "c")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("A100", "write 'A100-40' or 'A100-80', or add"),
+        ("a100-80", "write 'A100-80', or add"),
+        ("H100-SXM", "write 'H100', or add"),
+        ("RTX4090", "write 'RTX 4090', or add"),
+        ("TPUv5", "cpu; add the type"),
+    ],
+)
+def test_an_unknown_gpu_comes_with_the_types_that_its_name_begins(name: str, near: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(near)):
+        load_cluster(CLUSTER.replace("gpu: L4,", f"gpu: {name},"), "c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (CLUSTER.replace("bandwidth_gbps: 5}", "bandwidth_gbps: .nan}"),
+         "links.regions[0].bandwidth_gbps is nan, but numbers are finite; write a finite number."),
+        (CLUSTER.replace("[virginia, ohio]", "[virginia, ohio, paris]"),
+         'links.regions[0].between is ["virginia", "ohio", "paris"], but it has 2 entries at most; '
+         "write an allowed value."),
+        (CLUSTER.replace("zone: virginia-1", "zone: a/b"), 'machines[0].zone is "a/b", but a name begins with'),
+        (CLUSTER.replace("forbidden: true", "forbidden: false"), "it should be true"),
+        (CLUSTER.replace("tflops: 312", "tflops: 312, reserve_gb: 40"), "reserve_gb leaves some of memory_gb free"),
+        (CLUSTER.replace('{virginia: "s3', '{virgin: "s3'), "storage.virgin is 'virgin', but a store's region is one"),
+        (CLUSTER + "name: again\n", f"the key 'name' is given twice, again in line {CLUSTER.count(chr(10)) + 1}"),
+    ],
+)  # fmt: skip
+def test_one_mistake_of_a_cluster_is_one_sentence_in_its_authors_words(text: str, sentence: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(sentence)) as caught:
+        load_cluster(text, "c.yaml")
+    assert len(caught.value.faults) == 1
+
+
+def test_a_reward_that_is_rule_and_model_is_told_to_be_one_of_them() -> None:
+    text = JOB.replace("reward: {shape: qwen3-8b}", "reward: {shape: qwen3-8b, verifier: math}")
+    with pytest.raises(SpecError, match="remove it, or the field that makes this another kind of entry") as caught:
+        load_job(text, "j.yaml")
+    assert [fault.field for fault in caught.value.faults] == ["models.reward.shape"]
+    typo = JOB.replace("reward: {shape: qwen3-8b}", "reward: {verifer: math}")
+    assert ("models.reward.verifer", FaultKind.UNKNOWN_FIELD) in faults_of(typo, load_job)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "a: " + "{a: " * 100_000, "- " * 100_000])
+def test_a_text_of_open_brackets_is_refused_at_once(text: str) -> None:
+    with pytest.raises(SpecError, match="the document is unreadable"):
+        load_cluster(text, "c.yaml")
