@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from storage.layout import Split
-from storage.rollout_schema import Family, FinishReason, RewardStatus
+from storage.rollout_schema import FinishReason, RewardStatus
 from storage.sql import VIEWS, completions_of
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class Order(StrEnum):
 _ORDERS: Final[Mapping[Order, str]] = {
     Order.WORST: "reward ASC NULLS FIRST",
     Order.BEST: "reward DESC NULLS LAST",
-    Order.LONGEST: "len(completion_token_ids) DESC",
-    Order.SHORTEST: "len(completion_token_ids) ASC",
+    Order.LONGEST: "num_tokens DESC",
+    Order.SHORTEST: "num_tokens ASC",
     Order.ADVANTAGE: "advantage ASC NULLS LAST",
     Order.PROMPT: "prompt_index",
 }
@@ -91,7 +91,7 @@ class RolloutFilter:
 
     @property
     def where(self) -> str:
-        """Return the condition over the columns of the completions."""
+        """Return the condition over the columns of ``listed``."""
         terms = ["split = $split", "iteration = $iteration"]
         if self.status == UNSCORED:
             terms.append("reward_status IS NULL")
@@ -101,7 +101,8 @@ class RolloutFilter:
 
 
 _TERMS: Final = {
-    "prompt": "(contains(lower(prompt_id), $prompt) OR contains(lower(prompt_text), $prompt))",
+    "prompt": """(contains(lower(prompt_id), $prompt)
+        OR row_id IN (SELECT row_id FROM rollouts WHERE contains(lower(prompt_text), $prompt)))""",
     "reward_min": "reward >= $reward_min",
     "reward_max": "reward <= $reward_max",
     "status": "reward_status = $status",
@@ -109,21 +110,6 @@ _TERMS: Final = {
     "version": "$version BETWEEN policy_version_first AND policy_version_last",
     "region": "region = $region",
 }
-
-# A join that nobody needs costs its read: a summary, and most filters and orders, look at rewards only.
-_SCORED: Final = completions_of((Family.REWARD,))
-_LISTED: Final = completions_of((Family.REWARD, Family.TRAINING))
-
-_LISTED_OF: Final = f"""WITH rollouts AS (SELECT * FROM main.rollouts WHERE {{rollouts}}),
-    rewards AS (SELECT * FROM main.rewards WHERE row_id IN ({{ids}})),
-    training AS (SELECT * FROM main.training WHERE row_id IN ({{ids}}))
-    {_LISTED}"""
-"""The same with each table narrowed to some rows."""
-
-_LIST_COLUMNS: Final = """row_id, prompt_id, prompt_index, sample_index, reward, reward_status, finish_reason,
-    advantage, is_dropped, dropped_reason, staleness, policy_version_first, policy_version_last, region, machine,
-    len(completion_token_ids) AS num_tokens, left(prompt_text, $chars) AS prompt_text,
-    left(completion_text, $chars) AS completion_text"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,11 +131,11 @@ class Summary:
 def summary(connection: duckdb.DuckDBPyConnection, wanted: RolloutFilter) -> Summary:
     """Return counts and means of the rows that a filter asks for."""
     query = f"""
-        SELECT count(*) FILTER ({wanted.where}) AS matching,
-               count(DISTINCT prompt_id) FILTER ({wanted.where}) AS prompts,
-               avg(reward) FILTER ({wanted.where}) AS reward_mean,
-               avg(len(completion_token_ids)) FILTER ({wanted.where}) AS tokens_mean, count(*) AS total
-        FROM ({_SCORED}) WHERE split = $split AND iteration = $iteration"""
+        SELECT count(*) FILTER (is_wanted) AS matching, count(DISTINCT prompt_id) FILTER (is_wanted) AS prompts,
+               avg(reward) FILTER (is_wanted) AS reward_mean, avg(num_tokens) FILTER (is_wanted) AS tokens_mean,
+               count(*) AS total
+        FROM (SELECT prompt_id, reward, num_tokens, {wanted.where} AS is_wanted
+              FROM listed WHERE split = $split AND iteration = $iteration)"""
     return Summary(**rows_of(connection, query, wanted.parameters)[0])
 
 
@@ -162,10 +148,9 @@ def page_of_rows(
     limit: int,
     chars: int = 240,
 ) -> list[Row]:
-    """Return one page of the rows that a filter asks for, without token lists and with texts cut short.
+    """Return one page of the rows that a filter asks for: what is listed of them, and texts cut short.
 
-    The page's rows are found by the columns that decide, and texts are read for these alone: with a million rows the
-    texts are most of the data.
+    Texts are read for the page's rows alone: with a million rows they are most of the data.
 
     Args:
         connection: From :func:`storage.sql.connect`.
@@ -175,35 +160,18 @@ def page_of_rows(
         limit: Rows of the page.
         chars: Length to which prompts and completions are cut.
     """
-    source = _LISTED if order is Order.ADVANTAGE else _SCORED
     found = rows_of(
         connection,
-        f"""SELECT row_id, prompt_index FROM ({source}) WHERE {wanted.where}
+        f"""SELECT * FROM listed WHERE {wanted.where}
             ORDER BY {_ORDERS[order]}, prompt_index, sample_index LIMIT {int(limit)} OFFSET {int(offset)}""",
         wanted.parameters,
     )
-    if not found:
-        return []
-    ids = {f"id_{number}": row["row_id"] for number, row in enumerate(found)}
-    named = ", ".join(f"${name}" for name in ids)
-    # Each table is narrowed before the join. Values in a list, as against a subquery, reach the readers of the files,
-    # which leave out row groups without any of the prompts: the indices are whole numbers of our own.
-    indices = ", ".join(str(int(index)) for index in sorted({row["prompt_index"] for row in found}))
-    narrowed = _LISTED_OF.format(rollouts=f"prompt_index IN ({indices}) AND row_id IN ({named})", ids=named)
-    rows = rows_of(connection, f"SELECT {_LIST_COLUMNS} FROM ({narrowed})", {**ids, "chars": chars})
-    by_id = {row["row_id"]: row for row in rows}
-    return [by_id[row["row_id"]] for row in found]
-
-
-def choices(connection: duckdb.DuckDBPyConnection, wanted: RolloutFilter) -> dict[str, list[Any]]:
-    """Return the regions and policy versions that occur in a filter's iteration."""
-    query = """
-        SELECT list(DISTINCT region ORDER BY region) FILTER (region IS NOT NULL) AS regions,
-               min(policy_version_first) AS oldest, max(policy_version_last) AS newest
-        FROM rollouts WHERE split = $split AND iteration = $iteration"""
-    row = rows_of(connection, query, {"split": wanted.split, "iteration": wanted.iteration})[0]
-    versions = [] if row["oldest"] is None else list(range(row["oldest"], row["newest"] + 1))
-    return {"regions": row["regions"] or [], "versions": versions}
+    texts = _narrowed(
+        connection, found, "SELECT row_id, left(prompt_text, $chars) AS prompt_text, "
+        "left(completion_text, $chars) AS completion_text FROM rollouts", {"chars": chars},
+    )  # fmt: skip
+    by_id = {row["row_id"]: row for row in texts}
+    return [{**row, **by_id[row["row_id"]]} for row in found]
 
 
 def first_prompt(
@@ -211,7 +179,7 @@ def first_prompt(
 ) -> str | None:
     """Return the id of an iteration's first prompt, or of the one with the lowest mean reward; None without rows."""
     order = "avg(reward) ASC NULLS FIRST, min(prompt_index)" if is_worst else "min(prompt_index)"
-    query = f"""SELECT prompt_id FROM ({_SCORED}) WHERE split = $split AND iteration = $iteration
+    query = f"""SELECT prompt_id FROM listed WHERE split = $split AND iteration = $iteration
                 GROUP BY prompt_id ORDER BY {order} LIMIT 1"""
     rows = rows_of(connection, query, {"split": split.value, "iteration": iteration})
     return None if not rows else str(rows[0]["prompt_id"])
@@ -219,23 +187,40 @@ def first_prompt(
 
 def group_rows(connection: duckdb.DuckDBPyConnection, iteration: int, split: Split, prompt: str) -> list[Row]:
     """Return all completions of one prompt with every column, in sample order; empty if there are none."""
-    # Families are narrowed before they are joined: most of their rows are of other prompts.
-    narrowed = "".join(
-        f", {view} AS (SELECT * FROM main.{view} WHERE row_id IN (SELECT row_id FROM rollouts))"
-        for family, view in VIEWS.items()
-        if family is not Family.ROLLOUTS
-    )
-    query = f"""WITH rollouts AS (SELECT * FROM main.rollouts
-                    WHERE split = $split AND iteration = $iteration AND prompt_id = $prompt){narrowed}
-                {completions_of(tuple(VIEWS))} ORDER BY sample_index"""
-    return rows_of(connection, query, {"split": split.value, "iteration": iteration, "prompt": prompt})
+    query = """SELECT row_id, prompt_index FROM rollouts
+               WHERE split = $split AND iteration = $iteration AND prompt_id = $prompt"""
+    found = rows_of(connection, query, {"split": split.value, "iteration": iteration, "prompt": prompt})
+    return _narrowed(connection, found, f"{completions_of(tuple(VIEWS))} ORDER BY sample_index")
+
+
+def _narrowed(
+    connection: duckdb.DuckDBPyConnection, found: Sequence[Row], query: str, values: Mapping[str, Any] | None = None
+) -> list[Row]:
+    """Return what a query over the families says of a few rows, of which row id and prompt index are known.
+
+    Each table is narrowed before it is joined. Values in a list, as against a subquery, reach the readers of the files,
+    which leave out row groups without any of them; rollouts are sorted by prompt, families by row id.
+    """
+    if not found:
+        return []
+    ids = {f"id_{number}": row["row_id"] for number, row in enumerate(found)}
+    named = ", ".join(f"${name}" for name in ids)
+    among = f" AND prompt_index IN ({', '.join({str(int(row['prompt_index'])) for row in found})})"
+    tables = [
+        f"{view} AS (SELECT * FROM main.{view} WHERE row_id IN ({named}){among if view == 'rollouts' else ''})"
+        for view in VIEWS.values()
+    ]
+    return rows_of(connection, f"WITH {', '.join(tables)} {query}", {**ids, **(values or {})})
 
 
 def matching_batches(
     connection: duckdb.DuckDBPyConnection, wanted: RolloutFilter, order: Order, *, rows_per_batch: int = 4096
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the rows that a filter asks for with every column, batch by batch, for a file."""
-    query = f"SELECT * FROM completions WHERE {wanted.where} ORDER BY {_ORDERS[order]}, prompt_index, sample_index"
+    query = f"""SELECT completions.* FROM completions JOIN (
+                    SELECT row_id, row_number() OVER (ORDER BY {_ORDERS[order]}, prompt_index, sample_index) AS place
+                    FROM listed WHERE {wanted.where}
+                ) AS wanted ON wanted.row_id = completions.row_id ORDER BY place"""
     reader = connection.sql(query, params=wanted.parameters).to_arrow_reader(rows_per_batch)
     return reader.schema, iter(reader)
 

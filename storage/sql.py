@@ -1,17 +1,19 @@
 """SQL over a run: a DuckDB connection with views that follow the manifests, on any store.
 
 Views: ``rollouts``, ``rewards``, ``reference``, ``critic_values``, ``training`` (the column families),
-``completions`` (rollouts with all families joined), ``iterations`` (the records) and ``metrics`` (long table).
+``completions`` (rollouts with all families joined), ``listed`` (what lists filter and sort by, without texts and lists
+of tokens), ``iterations`` (the records) and ``metrics`` (long table).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from storage.arrow_files import dataset_of
 from storage.iterations import find_iterations, find_shards, records_of
 from storage.layout import Split
+from storage.manifest import Manifest
 from storage.metrics import metrics_of
 from storage.rollout_schema import COLUMNS, Family, arrow_schema
 from storage.runs import IterationRecord, load_run
@@ -30,6 +32,16 @@ VIEWS: dict[Family, str] = {
 }
 """View of each column family; ``values`` is a keyword of SQL."""
 
+LISTED = """SELECT rollouts.row_id, prompt_id, prompt_index, sample_index, split, iteration, finish_reason,
+    policy_version_first, policy_version_last, region, machine, len(completion_token_ids) AS num_tokens,
+    reward, reward_status, advantage, is_dropped, dropped_reason, staleness
+    FROM rollouts LEFT JOIN rewards ON rewards.row_id = rollouts.row_id
+                  LEFT JOIN training ON training.row_id = rollouts.row_id"""
+"""Query behind the view ``listed``."""
+
+Shards = Mapping[Family, Sequence[Manifest]]
+"""Manifests of shards, by family."""
+
 
 def connect(store: Store, run: str, iterations: Iterable[int] | None = None) -> duckdb.DuckDBPyConnection:
     """Open an in-memory DuckDB connection with the views of one run.
@@ -45,23 +57,39 @@ def connect(store: Store, run: str, iterations: Iterable[int] | None = None) -> 
     Raises:
         ObjectMissingError: No such run, or a file that a manifest names is gone.
     """
-    import duckdb
-
     load_run(store, run)
-    connection = duckdb.connect()
     wanted = find_iterations(store, run) if iterations is None else list(iterations)
-    for family, view in VIEWS.items():
-        keys = [
-            part.path
-            for split in Split
-            for manifest in find_shards(store, run, family, split, wanted)
-            for part in manifest.parts
-        ]
-        schema = arrow_schema(family)
-        connection.register(view, dataset_of(store, keys, schema) if keys else schema.empty_table())
+    connection = connect_shards(store, shards_of(store, run, wanted))
     records = records_of(store, run, wanted)
     connection.register("iterations", _iterations_table(records))
     connection.register("metrics", metrics_of(records))
+    connection.execute(f"CREATE TEMP VIEW listed AS {LISTED}")
+    return connection
+
+
+def shards_of(
+    store: Store, run: str, iterations: Sequence[int], splits: Sequence[Split] = tuple(Split)
+) -> dict[Family, list[Manifest]]:
+    """Return the manifests of the committed shards of some iterations."""
+    return {
+        family: [found for split in splits for found in find_shards(store, run, family, split, iterations)]
+        for family in VIEWS
+    }
+
+
+def connect_shards(store: Store, shards: Shards) -> duckdb.DuckDBPyConnection:
+    """Open an in-memory DuckDB connection with the views of some shards: the families, and ``completions``.
+
+    Raises:
+        ObjectMissingError: A file that a manifest names is gone.
+    """
+    import duckdb
+
+    connection = duckdb.connect()
+    for family, view in VIEWS.items():
+        keys = [part.path for manifest in shards[family] for part in manifest.parts]
+        schema = arrow_schema(family)
+        connection.register(view, dataset_of(store, keys, schema) if keys else schema.empty_table())
     connection.execute(f"CREATE TEMP VIEW completions AS {completions_of(tuple(VIEWS))}")
     return connection
 

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException as RoutingException
 from plans.errors import PlanningError
 from plugins.pages import cluster_routes, group_routes, plan_routes, rollout_routes, run_routes
 from plugins.pages.access import Access
+from plugins.pages.arriving import PATIENCE_S
 from plugins.pages.faults import PageError, page_error
 from plugins.pages.render import FOLDER, Pages
 from plugins.pages.run_source import RunSource
@@ -38,14 +39,15 @@ def deployed_app(environment: Mapping[str, str]) -> FastAPI:
     return build_app(RunSource(MotleyHome.from_environment(environment), store_options), airflow_access())
 
 
-def build_app(source: RunSource, access: Access) -> FastAPI:
+def build_app(source: RunSource, access: Access, patience_s: float = PATIENCE_S) -> FastAPI:
     """Return the application.
 
     Args:
         source: Where runs are found.
         access: Who may see what.
+        patience_s: How long a page waits for its facts before it is sent without them.
     """
-    pages = Pages(source=source, access=access)
+    pages = Pages(source=source, access=access, patience_s=patience_s)
     app = FastAPI(title="Motley pages", docs_url=None, redoc_url=None, openapi_url=None)
     about_a_run = APIRouter(dependencies=[Depends(access.may_see_run)])
     for module in (run_routes, rollout_routes, group_routes, plan_routes):
@@ -80,11 +82,7 @@ async def _with_headers(request: Request, call_next: Callable[[Request], Awaitab
 
 
 def _add_error_pages(app: FastAPI, pages: Pages) -> None:
-    def shown(request: Request, error: PageError) -> Response:
-        return pages.render(
-            request, "error.html", status=error.status, run=None, page="error", sentence=str(error),
-            title=error.status.phrase,
-        )  # fmt: skip
+    shown = pages.error
 
     def refused(request: Request, error: Exception) -> Response:
         """Send a person who is not signed in to where that is done, and come back."""
@@ -108,9 +106,9 @@ def _add_error_pages(app: FastAPI, pages: Pages) -> None:
         return shown(request, PageError(f"The address can't be read ({said}).", HTTPStatus.BAD_REQUEST))
 
     def below(request: Request, error: Exception) -> Response:
-        found = page_error(error) if isinstance(error, StorageError | PlanningError | StageError) else error
-        if not isinstance(found, PageError):
-            raise found
+        found = page_error(error)
+        if found is None:
+            raise error
         return shown(request, found)
 
     app.add_exception_handler(HTTPException, refused)

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
 
 from plugins.pages.access import WorkerState
+from plugins.pages.arriving import ArrivingPage
 from plugins.pages.faults import PageError
 from plugins.pages.render import Pages
-from plugins.pages.run_source import PageRun
+from plugins.pages.run_source import NamedRun, PageRun
 from stages.home import dag_id_of
 from storage.errors import ObjectMissingError, StorageError
 from storage.names import escape_name
@@ -50,14 +50,18 @@ def routes(pages: Pages) -> APIRouter:
     router = APIRouter()
 
     @router.get("/cluster", name="cluster")
-    def cluster(request: Request) -> HTMLResponse:
-        workers = pages.access.workers()
-        speeds, faults = _speeds(pages)
-        return pages.render(
-            request, "cluster.html", run=None, page="cluster", components=pages.access.components(), workers=workers,
-            health={w.name: health_of(w, datetime.now(UTC)) for w in workers or ()}, queues=pages.access.queues(),
-            speeds=speeds, faults=faults, runs=[(e.run, dag_id_of(e.run)) for e in pages.source.runs()],
-        )  # fmt: skip
+    def cluster(request: Request) -> ArrivingPage:
+        def facts() -> dict[str, Any]:
+            workers = pages.access.workers()
+            speeds, faults = _speeds(pages)
+            return {
+                "components": pages.access.components(), "workers": workers,
+                "health": {w.name: health_of(w, datetime.now(UTC)) for w in workers or ()},
+                "queues": pages.access.queues(), "speeds": speeds, "faults": faults,
+                "runs": [(entry.run, dag_id_of(entry.run)) for entry in pages.source.runs()],
+            }  # fmt: skip
+
+        return pages.page(request, "cluster", facts, heading="Cluster")
 
     return router
 
@@ -114,7 +118,7 @@ def _speeds(pages: Pages) -> tuple[list[Speed], list[str]]:
     speeds, faults = [], []
     for entry in pages.source.runs():
         try:
-            speeds += speeds_of(pages.source.find(dag_id_of(entry.run)))
+            speeds += speeds_of(pages.source.find(NamedRun(dag_id=dag_id_of(entry.run), entry=entry)))
         except (PageError, StorageError) as error:
             faults.append(f"Run {entry.run}: {error}")
     return speeds, faults

@@ -21,8 +21,12 @@ class PageError(Exception):
         self.status = status
 
 
-def page_error(error: StorageError | PlanningError | StageError) -> PageError:
-    """Return an error of the layers below as what a page says."""
+def page_error(error: Exception) -> PageError | None:
+    """Return an error, also one of the layers below, as what a page says; None for one that nobody foresaw."""
+    if isinstance(error, PageError):
+        return error
+    if not isinstance(error, StorageError | PlanningError | StageError):
+        return None
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     if isinstance(error, ObjectMissingError):
         status = HTTPStatus.NOT_FOUND

@@ -8,15 +8,16 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from plugins.pages.arriving import ArrivingPage
 from plugins.pages.faults import PageError
 from plugins.pages.render import Pages
-from plugins.pages.rollout_query import iteration_of, views_of
+from plugins.pages.rollout_query import iteration_of
 from plugins.pages.run_source import PageRun
 from plugins.pages.text_diff import Piece, diff
 from plugins.pages.token_colours import Colour, Token, signed_kind, tokens_of
+from stages.redaction import Redactor
 from storage.layout import Split
 from storage.prompt_search import iterations_with_prompt
 from storage.rollout_queries import Row, first_prompt, group_rows
@@ -60,29 +61,38 @@ def routes(pages: Pages) -> APIRouter:
     router = APIRouter()
 
     @router.get("/dags/{dag_id}/group", name="group")
-    def group(request: Request, dag_id: str) -> HTMLResponse:
+    def group(request: Request, dag_id: str) -> ArrivingPage:
         redactor = pages.redactor()
-        run, query = pages.source.find(dag_id), _read(request.query_params)
-        iteration = iteration_of(query.iteration, run, query.split)
-        run.check_rollouts(iteration, query.split)
-        prompt, rows, others = _rows(run, query, iteration)
-        if redactor is not None:
-            rows = [redactor.row(row) for row in rows]
-            others = {sample: redactor.row(row) for sample, row in others.items()}
-        tokenizer = pages.tokens.of_run(run)
-        found = None
-        if query.find:
-            last = run.done + (query.split is Split.EVAL)
-            found = iterations_with_prompt(
-                run.rows_store, run.name, range(run.entry.first_iteration, last), query.split, prompt
-            )
-        return pages.render(
-            request, "group.html", run=run, page="rollouts", query=query, iteration=iteration, prompt=prompt,
-            first=rows[0], pairs=[_pair(row, others, tokenizer, query.colour) for row in rows], colours=list(Colour),
-            has_texts=tokenizer is not None, found=found, signed_kind=signed_kind, others=others,
-        )  # fmt: skip
+        named, query = pages.source.named(dag_id), _read(request.query_params)
+        heading = "Prompt with the lowest mean reward" if query.prompt is None else f"Prompt {query.prompt}"
+
+        def facts() -> dict[str, Any]:
+            return _facts(pages, pages.source.find(named), query, redactor)
+
+        return pages.page(request, "group", facts, run=named, heading=heading, query=query)
 
     return router
+
+
+def _facts(pages: Pages, run: PageRun, query: GroupQuery, redactor: Redactor | None) -> dict[str, Any]:
+    iteration = iteration_of(query.iteration, run, query.split)
+    run.check_rollouts(iteration, query.split)
+    prompt, rows, others = _rows(pages, run, query, iteration)
+    if redactor is not None:
+        rows = [redactor.row(row) for row in rows]
+        others = {sample: redactor.row(row) for sample, row in others.items()}
+    tokenizer = pages.tokens.of_run(run)
+    found = None
+    if query.find:
+        last = run.done + (query.split is Split.EVAL)
+        found = iterations_with_prompt(
+            run.rows_store, run.name, range(run.entry.first_iteration, last), query.split, prompt
+        )
+    return {
+        "iteration": iteration, "prompt": prompt, "first": rows[0], "colours": list(Colour),
+        "pairs": [_pair(row, others, tokenizer, query.colour) for row in rows], "has_texts": tokenizer is not None,
+        "found": found, "signed_kind": signed_kind, "others": others,
+    }  # fmt: skip
 
 
 def _read(given: Mapping[str, str]) -> GroupQuery:
@@ -95,12 +105,12 @@ def _read(given: Mapping[str, str]) -> GroupQuery:
         raise PageError(f"The address can't be used: {faults}.", HTTPStatus.BAD_REQUEST) from error
 
 
-def _rows(run: PageRun, query: GroupQuery, iteration: int) -> tuple[str, list[Row], dict[int, Row]]:
+def _rows(pages: Pages, run: PageRun, query: GroupQuery, iteration: int) -> tuple[str, list[Row], dict[int, Row]]:
     """Return the prompt, its completions, and those of the other iteration by sample."""
     if query.other is not None:
         run.check_rollouts(query.other, query.split)
     wanted = dict.fromkeys([iteration] if query.other is None else [iteration, query.other])
-    with views_of(run, *wanted) as connection:
+    with pages.rows.opened(run, query.split, *wanted, is_listed=query.prompt is None) as connection:
         prompt = query.prompt or first_prompt(connection, iteration, query.split, is_worst=True)
         rows = [] if prompt is None else group_rows(connection, iteration, query.split, prompt)
         if prompt is None or not rows:

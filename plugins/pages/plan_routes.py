@@ -8,13 +8,14 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from plans.cost.report import CostReport
 from plans.explain import Explanation, explain
 from plans.plan import Plan, plan_faults
+from plugins.pages.arriving import ArrivingPage
 from plugins.pages.cluster_map import cluster_map, link_rows, memory_bars, roles_of
 from plugins.pages.faults import PageError
 from plugins.pages.gantt import Span, gantt, measured_spans, predicted_spans
@@ -58,30 +59,37 @@ def routes(pages: Pages) -> APIRouter:
     router = APIRouter()
 
     @router.get("/dags/{dag_id}/plan", name="plan")
-    def plan_page(request: Request, dag_id: str) -> HTMLResponse:
-        run, query = pages.source.find(dag_id), _read(request)
-        plans = committed_plans(run.store, run.name)
-        entry = chosen_plan(run, plans, query)
-        records = pages.source.records(run)
-        made = [record for record in records if record.plan == entry.number]
-        record = _record(run, made, query.iteration)
-        report = report_of(entry.plan)
-        explanation = _explanation(run, entry.plan, report)
-        return pages.render(
-            request, "plan.html", run=run, page="plan", entry=entry, record=record, report=report,
-            explanation=explanation, history=history(plans, records), links=link_rows(run.cluster),
-            map=cluster_map(run.cluster, roles_of(entry.plan)), groups=entry.plan.groups,
-            memory=memory_bars(report.memory) if report and report.memory else Markup(""),
-            **_pictures(run, report, record),
-        )  # fmt: skip
+    def plan_page(request: Request, dag_id: str) -> ArrivingPage:
+        named, query = pages.source.named(dag_id), _read(request)
+
+        def facts() -> dict[str, Any]:
+            return _facts(pages, pages.source.find(named), query)
+
+        return pages.page(request, "plan", facts, run=named, heading="Plan")
 
     @router.get("/dags/{dag_id}/dag_runs/{dag_run_id}/plan", name="dag_run_plan")
     def of_dag_run(request: Request, dag_id: str, dag_run_id: str) -> RedirectResponse:
-        run = pages.source.find(dag_id)
+        run = pages.source.named(dag_id)
         iteration = pages.access.iteration_of(run.dag_id, dag_run_id)
         return RedirectResponse(link(request, "plan", {"iteration": iteration}, dag_id=dag_id))
 
     return router
+
+
+def _facts(pages: Pages, run: PageRun, query: PlanQuery) -> dict[str, Any]:
+    plans = committed_plans(run.store, run.name)
+    entry = chosen_plan(run, plans, query)
+    records = pages.source.records(run)
+    made = [record for record in records if record.plan == entry.number]
+    record = _record(run, made, query.iteration)
+    report = report_of(entry.plan)
+    return {
+        "entry": entry, "record": record, "report": report, "explanation": _explanation(run, entry.plan, report),
+        "history": history(plans, records), "links": link_rows(run.cluster),
+        "map": cluster_map(run.cluster, roles_of(entry.plan)), "groups": entry.plan.groups,
+        "memory": memory_bars(report.memory) if report and report.memory else Markup(""),
+        **_pictures(run, report, record),
+    }  # fmt: skip
 
 
 def _read(request: Request) -> PlanQuery:

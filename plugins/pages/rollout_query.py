@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,10 +13,6 @@ from plugins.pages.run_source import PageRun
 from storage.layout import Split
 from storage.rollout_queries import UNSCORED, Order, RolloutFilter
 from storage.rollout_schema import FinishReason, RewardStatus
-from storage.sql import connect
-
-if TYPE_CHECKING:
-    import duckdb
 
 PAGE_ROWS: Final = 50
 """Rows of one page."""
@@ -89,24 +84,3 @@ def iteration_of(query_iteration: int | None, run: PageRun, split: Split) -> int
         return query_iteration
     newest = run.done if split is Split.EVAL else run.done - 1
     return max(run.entry.first_iteration, newest)
-
-
-@contextmanager
-def views_of(run: PageRun, *iterations: int) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Give a connection with the views of some iterations; it can reach no file of its own.
-
-    Raises:
-        PageError: DuckDB could not answer; says why.
-    """
-    import duckdb
-
-    with connect(run.rows_store, run.name, iterations) as connection:
-        # One request must not take the whole API server: what is asked for is one page.
-        connection.execute("SET threads = 2; SET memory_limit = '2GB'; SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
-        try:
-            yield connection
-        except duckdb.Error as error:
-            what = str(error).splitlines()[0]
-            message = f"The rollouts of run {run.name} can't be read: {what}; `motley verify {run.name}` says more."
-            raise PageError(message, HTTPStatus.INTERNAL_SERVER_ERROR) from error

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 
+from plugins.pages.arriving import ArrivingPage
 from plugins.pages.line_chart import Chart, Series, line_chart
 from plugins.pages.render import Pages, link
 from plugins.pages.run_source import PageRun
@@ -59,13 +60,18 @@ def routes(pages: Pages) -> APIRouter:
     router = APIRouter()
 
     @router.get("/dags/{dag_id}/run", name="run")
-    def run_page(request: Request, dag_id: str) -> HTMLResponse:
-        run = pages.source.find(dag_id)
-        records = pages.source.records(run)
-        return pages.render(
-            request, "run.html", run=run, page="run", charts=metric_charts(records), stages=stage_charts(records),
-            events=events_of(run, records), rows=records[::-1][:_TABLE_ROWS], num_records=len(records),
-        )  # fmt: skip
+    def run_page(request: Request, dag_id: str) -> ArrivingPage:
+        named = pages.source.named(dag_id)
+
+        def facts() -> dict[str, Any]:
+            run = pages.source.find(named)
+            records = pages.source.records(run)
+            return {
+                "run": run, "charts": metric_charts(records), "stages": stage_charts(records),
+                "events": events_of(run, records), "rows": records[::-1][:_TABLE_ROWS], "num_records": len(records),
+            }  # fmt: skip
+
+        return pages.page(request, "run", facts, run=named, heading=f"Run {named.name}")
 
     @router.get("/dags/{dag_id}", name="start")
     def start(request: Request, dag_id: str) -> RedirectResponse:

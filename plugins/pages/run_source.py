@@ -37,13 +37,24 @@ OptionsOf = Callable[[RunEntry, str], dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PageRun:
-    """A run as the pages need it."""
+class NamedRun:
+    """A run as this machine's files know it: enough for the frame of a page."""
 
     dag_id: str
     """DAG of the run."""
     entry: RunEntry
     """The deployment's entry."""
+
+    @property
+    def name(self) -> str:
+        """Run name."""
+        return self.entry.run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageRun(NamedRun):
+    """A run with what its stores say."""
+
     store: Store
     """Store of the control machine's region, which holds policies, plans and records."""
     rows_store: Store
@@ -52,11 +63,6 @@ class PageRun:
     """The run's record."""
     head: PolicyHead | None
     """Head of the policies; None before the first version."""
-
-    @property
-    def name(self) -> str:
-        """Run name."""
-        return self.entry.run
 
     @property
     def done(self) -> int:
@@ -110,8 +116,8 @@ class RunSource:
         self._records: dict[tuple[str, str, int, int], IterationRecord] = {}
         self._lock = threading.Lock()
 
-    def find(self, dag_id: str) -> PageRun:
-        """Return the run of a DAG.
+    def named(self, dag_id: str) -> NamedRun:
+        """Return the run of a DAG; reads no store.
 
         Raises:
             PageError: the DAG is no run of this deployment.
@@ -123,16 +129,24 @@ class RunSource:
         if not file.is_file():
             known = ", ".join(path.stem for path in list_run_entries(self._home.runs_dir)) or "none"
             raise PageError(f"This deployment has no run {name!r} (runs: {known}).")
-        entry = read_run_entry(file)
+        return NamedRun(dag_id=dag_id, entry=read_run_entry(file))
+
+    def find(self, run: NamedRun) -> PageRun:
+        """Return a run with its record and head, read now.
+
+        Raises:
+            PageError: its record is gone.
+        """
+        entry = run.entry
         store = open_store(entry.root, **self._options_of(entry, entry.control.region))
         try:
             record = load_run(store, entry.run)
         except ObjectMissingError as error:
-            raise PageError(f"Run {name} has an entry in this deployment, but {error}.") from error
+            raise PageError(f"Run {run.name} has an entry in this deployment, but {error}.") from error
         others = {root: region for region, root in entry.roots.items() if root != entry.root}
         opened = [open_store(root, **self._options_of(entry, region)) for root, region in others.items()]
         return PageRun(
-            dag_id=dag_id, entry=entry, store=store, rows_store=view_of([store, *opened]), record=record,
+            dag_id=run.dag_id, entry=entry, store=store, rows_store=view_of([store, *opened]), record=record,
             head=read_head(store, entry.run),
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from stages.home import MotleyHome
 from tests.helpers.chromium import VARIABLE, browser, executable
 from tests.helpers.page_runs import DAG_ID, free_access, write_run
 from tests.helpers.page_server import page_server
+from tests.helpers.slow_stores import Gate
 from tests.helpers.storage_builders import NOW
 
 pytest.importorskip("playwright.sync_api")
@@ -42,9 +43,14 @@ WORKERS = [
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    home = tmp_path_factory.mktemp("home")
-    write_run(MotleyHome(home), iterations=6, num_prompts=40)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("home")
+    write_run(MotleyHome(path), iterations=6, num_prompts=40)
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(home: Path) -> Iterator[str]:
     with page_server(home, free_access(workers=WORKERS)) as address:
         yield address
 
@@ -89,6 +95,51 @@ def test_page_fits_has_no_script_error_and_no_serious_axe_finding(
     bad = [(f["id"], f["nodes"][0]["html"]) for f in findings if f["impact"] in ("serious", "critical")]
     assert bad == []
     opened.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_page_shows_its_frame_while_its_facts_are_awaited(chromium: Any, home: Path, theme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    gate = Gate()
+    with page_server(home, free_access(), 0.0, gate.options_of) as url:
+        opened = chromium.new_page(viewport={"width": 1280, "height": 900}, color_scheme=theme)
+        opened.set_default_timeout(120_000)
+        errors: list[str] = []
+        opened.on("pageerror", lambda error: errors.append(str(error)))
+        opened.goto(url + PATHS["rollouts"] + "?iteration=3&region=ohio", wait_until="commit")
+        opened.get_by_role("status").wait_for()
+        painted = "performance.getEntriesByName('first-contentful-paint').length"
+        while not opened.evaluate(painted):  # the page's policy forbids to wait by a script's text
+            opened.wait_for_timeout(50)
+        assert opened.locator("h1").inner_text() == "Rollouts"
+        assert opened.get_by_role("link", name="Plan").is_visible()
+        assert opened.get_by_label("Region").input_value() == "ohio"
+        assert opened.locator("#found").count() == 0
+        findings = Axe().run(opened).response["violations"]
+        assert [(f["id"], f["nodes"][0]["html"]) for f in findings if f["impact"] in ("serious", "critical")] == []
+        gate.open()
+        opened.wait_for_load_state("load")
+        assert opened.locator("table.rollouts tbody tr").count() == 40
+        assert not opened.locator(".waiting").is_visible()
+        assert errors == []
+        opened.close()
+
+
+def test_page_that_arrives_late_needs_no_script(chromium: Any, home: Path) -> None:
+    gate = Gate()
+    context = chromium.new_context(java_script_enabled=False)
+    with page_server(home, free_access(), 0.0, gate.options_of) as url:
+        opened = context.new_page()
+        opened.set_default_timeout(120_000)
+        opened.goto(url + PATHS["run"], wait_until="commit")
+        opened.get_by_role("status").wait_for()
+        assert opened.locator("svg.chart").count() == 0
+        gate.open()
+        opened.wait_for_load_state("load")
+        assert opened.locator("svg.chart polyline").count() > 10
+        assert not opened.locator(".waiting").is_visible()
+    context.close()
 
 
 def test_filter_group_and_comparison_by_hand(page: Any, url: str) -> None:

@@ -191,10 +191,11 @@ def free_access(
     )  # fmt: skip
 
 
-def client_of(home: Path, access: Access | None = None) -> TestClient:
-    """A client of the pages over the runs of a home."""
+def client_of(home: Path, access: Access | None = None, *, patience_s: float = 300.0) -> TestClient:
+    """A client of the pages over the runs of a home; pages wait for their facts, so that each has its status."""
     source = RunSource(MotleyHome(home), lambda _entry, _region: {})
-    return TestClient(build_app(source, access or free_access()), raise_server_exceptions=True, follow_redirects=False)
+    app = build_app(source, access or free_access(), patience_s)
+    return TestClient(app, raise_server_exceptions=True, follow_redirects=False)
 
 
 def sentence(client: TestClient, path: str) -> tuple[int, str]:

@@ -14,15 +14,18 @@ from fastapi import FastAPI
 from plugins.page_mount import URL_PREFIX
 from plugins.pages.access import Access
 from plugins.pages.app import build_app
-from plugins.pages.run_source import RunSource
+from plugins.pages.arriving import PATIENCE_S
+from plugins.pages.run_source import OptionsOf, RunSource
 from stages.home import MotleyHome
 
 
 @contextmanager
-def page_server(home: Path, access: Access) -> Iterator[str]:
+def page_server(
+    home: Path, access: Access, patience_s: float = PATIENCE_S, options_of: OptionsOf = lambda _entry, _region: {}
+) -> Iterator[str]:
     """Serve the pages of a home where Airflow mounts them; give the address."""
     outer = FastAPI()
-    outer.mount(URL_PREFIX, build_app(RunSource(MotleyHome(home), lambda _entry, _region: {}), access))
+    outer.mount(URL_PREFIX, build_app(RunSource(MotleyHome(home), options_of), access, patience_s))
     server = uvicorn.Server(uvicorn.Config(outer, host="127.0.0.1", port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

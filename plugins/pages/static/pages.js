@@ -40,5 +40,8 @@ function readOut(figure) {
   });
 }
 
+// The script may run before the page is there whole: the theme is taken at once, charts when they are there.
 followTheme();
-document.querySelectorAll("figure.plot").forEach(readOut);
+const readOutAll = () => document.querySelectorAll("figure.plot").forEach(readOut);
+if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", readOutAll);
+else readOutAll();

@@ -13,7 +13,6 @@ from storage.prompt_search import iterations_with_prompt
 from storage.rollout_queries import (
     Order,
     RolloutFilter,
-    choices,
     first_prompt,
     group_rows,
     json_value,
@@ -83,12 +82,6 @@ def test_worst_prompt_is_the_one_with_the_lowest_mean_reward(tmp_path: Path) -> 
         assert first_prompt(connection, 0, Split.TRAIN) == "arithmetic/0"
         assert first_prompt(connection, 5, Split.TRAIN) is None
         assert [row["reward"] for row in group_rows(connection, 0, Split.TRAIN, "arithmetic/1")] == [0.0, 0.5]
-
-
-def test_choices_are_what_occurs(store: Store) -> None:
-    with connect(store, RUN, [1]) as connection:
-        assert choices(connection, RolloutFilter(iteration=1)) == {"regions": [], "versions": [1]}
-        assert choices(connection, RolloutFilter(iteration=7)) == {"regions": [], "versions": []}
 
 
 def test_batches_hold_every_matching_row_once_with_every_column(store: Store) -> None:

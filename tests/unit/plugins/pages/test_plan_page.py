@@ -19,7 +19,7 @@ URL = f"/dags/{DAG_ID}/plan"
 @pytest.mark.parametrize(("query", "number"), [("", 1), ("?plan=0", 0), ("?iteration=1", 0), ("?iteration=3", 1)])
 def test_plan_is_the_one_that_was_asked_for(client: TestClient, query: str, number: int) -> None:
     text = client.get(URL + query).text
-    assert f"<h1>Plan {number}, in force from iteration {2 * number}</h1>" in text
+    assert f"<h2>Plan {number}, in force from iteration {2 * number}</h2>" in text
     assert client.get(f"/dags/{DAG_ID}/dag_runs/scheduled__iter-1/plan").headers["location"] == f"{URL}?iteration=1"
 
 

@@ -98,7 +98,7 @@ def test_order_is_that_of_plain_python(client: TestClient, rows: list[dict[str, 
 
 def test_worst_come_first_unless_asked_otherwise_and_the_newest_iteration_is_shown(client: TestClient) -> None:
     assert listed(client) == listed(client, order="worst")
-    assert "<h1>Rollouts, iteration 3</h1>" in client.get(URL).text
+    assert "<h2>Iteration 3</h2>" in client.get(URL).text
 
 
 def test_pages_partition_the_rows(tmp_path: Path) -> None:

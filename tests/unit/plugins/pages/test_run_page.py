@@ -77,15 +77,16 @@ def test_run_before_its_first_report_says_so(tmp_path: Path) -> None:
 def test_records_are_read_once_and_anew_after_a_rewind(tmp_path: Path) -> None:
     store = write_run(MotleyHome(tmp_path))
     source = RunSource(MotleyHome(tmp_path), lambda _entry, _region: {})
-    first = source.records(source.find(DAG_ID))
+    named = source.named(DAG_ID)
+    first = source.records(source.find(named))
     assert [record.iteration for record in first] == [0, 1, 2, 3]
     kept = store.read_bytes(iteration_record(RUN, 1))
     store.publish(iteration_record(RUN, 1), b"{}")  # a second read would refuse this
-    assert source.records(source.find(DAG_ID)) == first
+    assert source.records(source.find(named)) == first
     store.publish(iteration_record(RUN, 1), kept)
     rewind(store, [], RUN, 2, reason="try again", at=NOW)
     write_iteration(store, record_of(2, metrics={"reward_mean": 0.9}, started_at=NOW, ended_at=NOW + timedelta(1)))
-    assert [record.iteration for record in source.records(source.find(DAG_ID))] == [0, 1]
+    assert [record.iteration for record in source.records(source.find(named))] == [0, 1]
     text = client_of(tmp_path).get(f"/dags/{DAG_ID}/run").text
     assert "rewound from version 4 to 2: try again" in text
 
@@ -96,7 +97,8 @@ def test_job_and_cluster_of_a_record_are_those_of_the_run(tmp_path: Path) -> Non
     home = MotleyHome(tmp_path / "home")
     home.runs_dir.mkdir(parents=True)
     home.run_entry_file("r").write_text(entry_of(resolved).to_json(), encoding="utf-8")
-    found = RunSource(home, lambda _entry, _region: {}).find("motley__r")
+    source = RunSource(home, lambda _entry, _region: {})
+    found = source.find(source.named("motley__r"))
     assert found.job.fingerprint == resolved.job.planner.fingerprint
     assert found.cluster.fingerprint == resolved.cluster.fingerprint
     assert (found.done, found.head) == (0, None)
