@@ -15,7 +15,7 @@ from cli.follow import run_iteration
 from cli.run_lookup import FoundRun
 from stages.home import dag_id_of
 from stages.run_entry import RunEntry
-from stages.stall import last_word, stall_limit_s, usual_s
+from stages.stall import last_word, stall_limit_s, usual_s, who_waits_now
 from storage.alerts import list_alerts
 from storage.errors import StorageError
 from storage.iterations import find_records
@@ -44,7 +44,7 @@ def check_run(found: FoundRun, record: DeploymentRecord, api: AirflowApi | None,
         findings += _same_cluster(name, run, cluster)
     if found.entry is None or api is None:
         return findings
-    return [*findings, *_airflow(name, found.entry, head or 0, records, record, api)]
+    return [*findings, *_airflow(found, found.entry, head, records, record, api)]
 
 
 def _alarms(name: str, records: list[IterationRecord]) -> list[Finding]:
@@ -85,8 +85,14 @@ def _same_cluster(name: str, run: RunRecord, file: Path) -> list[Finding]:
 
 
 def _airflow(
-    name: str, entry: RunEntry, head: int, records: list[IterationRecord], record: DeploymentRecord, api: AirflowApi
+    found: FoundRun,
+    entry: RunEntry,
+    version: int | None,
+    records: list[IterationRecord],
+    record: DeploymentRecord,
+    api: AirflowApi,
 ) -> list[Finding]:
+    name, head = f"run {found.name}", version or 0
     dag = api.dag(dag_id_of(entry.run))
     if dag is None:
         return [bad(name, "Airflow has no DAG of it", f"`motley resume {entry.run}` registers it")]
@@ -95,7 +101,7 @@ def _airflow(
     active = [item for item in runs if item["state"] in ("running", "queued")]
     if head >= entry.iterations and not active and not failed:
         return [good(name, "finished")]
-    findings = _progress(name, entry, dag, failed, active, records)
+    findings = _standstill(name, entry, dag, failed, active) or [_movement(found, entry, version, active, records)]
     findings += _queues(name, entry, record, api)
     ahead = [k for item in runs if item["state"] == "success" and (k := run_iteration(item)) >= head]
     if ahead:
@@ -109,14 +115,10 @@ def _airflow(
     return findings
 
 
-def _progress(
-    name: str,
-    entry: RunEntry,
-    dag: dict[str, Any],
-    failed: list[int],
-    active: list[dict[str, Any]],
-    records: list[IterationRecord],
+def _standstill(
+    name: str, entry: RunEntry, dag: dict[str, Any], failed: list[int], active: list[dict[str, Any]]
 ) -> list[Finding]:
+    """Return why Airflow does not go on with a run; nothing where it does."""
     resume = f"after the cause is removed, `motley resume {entry.run}`"
     if failed:
         return [bad(name, f"iteration(s) {', '.join(map(str, failed))} failed", resume)]
@@ -124,13 +126,28 @@ def _progress(
         return [note(name, "paused", f"`motley unpause {entry.run}`, or `motley resume {entry.run}` to follow it")]
     if not active and dag.get("next_dagrun_logical_date") is None:
         return [bad(name, "no iteration is at work and Airflow plans none (an error in the timetable?)", "`motley up`")]
-    usual, last = usual_s(records), last_word(records)
-    if usual is not None and last is not None:
-        silent = (datetime.now(UTC) - last).total_seconds()
-        if silent > stall_limit_s(records, entry.stall_check_s):
-            return [bad(name, f"no iteration ended for {silent:.0f} s (usual: {usual:.0f} s)", _stalled(entry))]
+    return []
+
+
+def _movement(
+    found: FoundRun,
+    entry: RunEntry,
+    version: int | None,
+    active: list[dict[str, Any]],
+    records: list[IterationRecord],
+) -> Finding:
+    """Return whether iterations end, and if none has for long, who waits for whom."""
+    name, usual, last = f"run {found.name}", usual_s(records), last_word(records)
+    silent_s = 0.0 if last is None else (datetime.now(UTC) - last).total_seconds()
+    if usual is not None and silent_s > stall_limit_s(records, entry.stall_check_s):
+        try:
+            waits = who_waits_now(found.rows_store(), found.name, version)
+        except StorageError as error:
+            waits = f"who waits for whom can't be read ({error})"
+        said = f"no iteration ended for {silent_s:.0f} s (usual: {usual:.0f} s): {waits}"
+        return bad(name, said, _stalled(entry))
     at_work = ", ".join(str(run_iteration(item)) for item in active) or "none yet"
-    return [good(name, f"iteration(s) at work: {at_work}")]
+    return good(name, f"iteration(s) at work: {at_work}")
 
 
 def _stalled(entry: RunEntry) -> str:

@@ -181,7 +181,7 @@ def _wire(entry: RunEntry) -> None:
 
 def _grpo_steps(rows: _Rows) -> list[list[BaseOperator]]:
     """Return what stands between generation and the commit."""
-    gate = [rows.gate("wait_for_turn", max_lead=0)] if rows.entry.lead else []
+    gate = [rows.gate("wait_for_turn", max_lead=0, holds="training")] if rows.entry.lead else []
     return [rows.per_queue(StageName.INFER), gate, rows.per_queue(StageName.TRAIN)]
 
 
@@ -192,7 +192,7 @@ def _ppo_steps(rows: _Rows) -> list[list[BaseOperator]]:
     training = [*rows.per_queue(StageName.TRAIN), *rows.per_queue(StageName.CRITIC_TRAINING)]
     if not rows.entry.lead:
         return [[*inference, *critic], training]
-    gate: list[BaseOperator] = [rows.gate("wait_for_turn", max_lead=0)]
+    gate: list[BaseOperator] = [rows.gate("wait_for_turn", max_lead=0, holds="training")]
     _chain([gate, critic, training])
     return [[*inference, *gate], training]
 
@@ -227,8 +227,8 @@ class _Rows:
             rows.append(self._stage(stage, f"{prefix}.{region}", machine, {"region": region}))
         return rows
 
-    def gate(self, task_id: str, max_lead: int) -> BaseOperator:
-        """Return a gate on the committed policy version."""
+    def gate(self, task_id: str, max_lead: int, holds: str = "generation") -> BaseOperator:
+        """Return a gate on the committed policy version that holds a side of the iteration."""
         entry = self.entry
         return PolicyGateOperator(
             task_id=task_id,
@@ -236,6 +236,7 @@ class _Rows:
             root=entry.root,
             max_lead=max_lead,
             deadline_s=entry.gate_deadline_s,
+            holds=holds,
             storage_options=dict(entry.storage_options),
             on_failure_callback=stage_failed,
             trigger_rule=TriggerRule.NONE_FAILED,

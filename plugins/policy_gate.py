@@ -33,6 +33,7 @@ class PolicyGateOperator(BaseOperator):
         root: str,
         max_lead: int,
         deadline_s: float,
+        holds: str = "generation",
         storage_options: dict[str, Any] | None = None,
         **kwargs: Any,  # noqa: ANN401 - BaseOperator's own arguments
     ) -> None:
@@ -43,6 +44,7 @@ class PolicyGateOperator(BaseOperator):
             root: Object-store root with the run's policies.
             max_lead: Iterations that what follows may run ahead of training; 0 demands the iteration's own version.
             deadline_s: Longest wait.
+            holds: What the gate holds, for messages.
             storage_options: Options for opening the store.
             **kwargs: Arguments of `BaseOperator`.
         """
@@ -51,6 +53,7 @@ class PolicyGateOperator(BaseOperator):
         self.root = root
         self.max_lead = max_lead
         self.deadline_s = deadline_s
+        self.holds = holds
         self.storage_options = dict(storage_options or {})
 
     def execute(self, context: Context) -> int:
@@ -89,14 +92,16 @@ class PolicyGateOperator(BaseOperator):
             DeadlineError: the version was not committed in time.
             StageError: the head can't be read.
         """
-        needed = self.version_needed(iteration_of(context["dag_run"].logical_date))
+        iteration = iteration_of(context["dag_run"].logical_date)
+        needed = self.version_needed(iteration)
         if "error" in event:
             raise StageError(f"the policy head of run {self.run_name} in {self.root} can't be read: {event['error']}")
         if not event["is_reached"]:
+            maker = f"training of iteration {needed - 1}" if needed else "the initial policy of iteration 0"
             raise DeadlineError(
-                f"policy version {needed} of run {self.run_name} was not committed within {self.deadline_s:g} s "
-                "(the head is "
-                f"{event['version']}); look at the iteration that trains it, then run `motley resume {self.run_name}`",
+                f"{self.holds} of iteration {iteration} waits for {maker}: policy version {needed} of run "
+                f"{self.run_name} was not committed within {self.deadline_s:g} s (the head is {event['version']}); "
+                f"look at that iteration's tasks, then run `motley resume {self.run_name}`",
                 needed=needed,
                 found=event["version"],
             )

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -19,14 +19,17 @@ from asgiref.sync import sync_to_async
 
 from plugins.alert_callbacks import STALLED, store_of
 from plugins.alert_delivery import deliver
+from plugins.store_connections import store_options
 from stages.errors import ContractError
 from stages.home import MotleyHome, iteration_of
-from stages.run_entry import read_run_entry
-from stages.stall import last_word, stall_limit_s
+from stages.run_entry import RunEntry, read_run_entry
+from stages.stall import last_word, stall_limit_s, who_waits_now
 from storage.alerts import Alert
 from storage.errors import StorageError
 from storage.iterations import records_of
 from storage.policies import head_version
+from storage.regional_view import view_of
+from storage.store import open_store
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,8 @@ class Look:
     """Seconds of silence from which the run counts as stalled."""
     head: int | None
     """Newest committed policy version."""
+    waits: str = ""
+    """Which side waits for the other, if the run is stalled."""
 
     @property
     def is_stalled(self) -> bool:
@@ -108,12 +113,18 @@ def look(run: str, iteration: int, queued_at: datetime) -> Look:
     first = max(entry.first_iteration, newest - _RECORDS)
     records = records_of(store, run, range(first, newest + 1))
     since = max(queued_at, last_word(records) or queued_at)
-    return Look(
+    seen = Look(
         is_done=head is not None and head > iteration,
         silence_s=(datetime.now(UTC) - since).total_seconds(),
         limit_s=stall_limit_s(records, entry.stall_check_s),
         head=head,
     )
+    return replace(seen, waits=_who_waits(entry, head)) if seen.is_stalled else seen
+
+
+def _who_waits(entry: RunEntry, head: int | None) -> str:
+    stores = [open_store(entry.roots[region], **store_options(entry, region)) for region in entry.regions]
+    return who_waits_now(view_of(stores), entry.run, head)
 
 
 def _tell(run: str, iteration: int, seen: Look, context: Mapping[str, Any]) -> None:
@@ -121,9 +132,9 @@ def _tell(run: str, iteration: int, seen: Look, context: Mapping[str, Any]) -> N
     now = "no policy is" if seen.head is None else f"policy version {seen.head} is the newest that is"
     sentence = (
         f"run {run}, iteration {iteration}: no iteration ended for {seen.silence_s:.0f} s (stalled from "
-        f"{seen.limit_s:.0f} s on), and {now} committed; `motley doctor {run}` says what it waits for (a machine "
-        f"without a worker, a paused DAG), the task's log what it does; `motley stop {run}`, then `motley resume "
-        f"{run}`, starts the iteration again"
+        f"{seen.limit_s:.0f} s on), and {now} committed: {seen.waits}; `motley doctor {run}` says what it waits for "
+        f"(a machine without a worker, a paused DAG), the task's log what it does; `motley stop {run}`, then "
+        f"`motley resume {run}`, starts the iteration again"
     )
     raised = Alert(
         run=run, iteration=iteration, kind=STALLED, matter=f"{STALLED}-{seen.head or 0:06d}", sentence=sentence,

@@ -7,10 +7,12 @@ import pytest
 
 from cli.deployment_settings import named_settings
 from cli.doctor_checks import Verdict, _settings
-from cli.doctor_run import _alerts
+from cli.doctor_run import _alerts, _movement
 from cli.run_lookup import FoundRun
 from stages.home import MotleyHome
+from stages.run_entry import MachineEntry, RunEntry
 from storage.alerts import Alert, write_alert
+from storage.runs import IterationRecord, RunRecord, create_run
 from storage.store import open_store
 
 
@@ -59,3 +61,27 @@ def test_workers_of_this_computer_are_led_to_the_deployments_settings(tmp_path: 
     home.settings_file.write_text("")
     assert named_settings(home, {}) == {"MOTLEY_SETTINGS": str(tmp_path / "settings.yaml")}
     assert named_settings(home, {"MOTLEY_SETTINGS": "/etc/motley.yaml"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "verdict", "words"),
+    [
+        (9000.0, Verdict.BAD, "(usual: 20 s): training waits for generation of iteration 3"),
+        (5.0, Verdict.GOOD, "iteration(s) at work: none yet"),
+    ],
+)
+def test_doctor_says_of_a_run_that_stands_still_who_waits_for_whom(
+    tmp_path: Path, ago_s: float, verdict: Verdict, words: str
+) -> None:
+    store, end = open_store(str(tmp_path)), datetime.now(UTC) - timedelta(seconds=ago_s)
+    entry = RunEntry(
+        run="r",
+        roots={"here": str(tmp_path)},
+        machines=(MachineEntry(name="m", queue="m", region="here"),),
+        iterations=9,
+    )
+    create_run(store, RunRecord(run="r", job={}, cluster={}, num_iterations=9, seeds={}, created_at=end))
+    record = IterationRecord(run="r", iteration=2, started_at=end - timedelta(seconds=20), ended_at=end)
+    found = _movement(FoundRun(name="r", store=store, entry=entry), entry, 3, [], [record])
+    assert found.verdict is verdict
+    assert words in found.found

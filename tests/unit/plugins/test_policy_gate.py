@@ -81,9 +81,29 @@ def test_gate_of_a_run_without_policies_defers_from_the_second_iteration_on(tmp_
 
 def test_gate_past_its_deadline_fails_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(
-        DeadlineError, match=r"policy version 3 of run demo was not committed within 60 s \(the head is 2\)"
+        DeadlineError,
+        match=r"^generation of iteration 3 waits for training of iteration 2: policy version 3 of run demo was not "
+        r"committed within 60 s \(the head is 2\); look at that iteration's tasks, then run `motley resume demo`",
     ):
         gate(tmp_path).execute_complete(context(3), {"version": 2, "is_reached": False})
+
+
+@pytest.mark.parametrize(
+    ("iteration", "max_lead", "holds", "sentence"),
+    [
+        (5, 2, "generation", "generation of iteration 5 waits for training of iteration 2: policy version 3"),
+        (5, 0, "training", "training of iteration 5 waits for training of iteration 4: policy version 5"),
+        (1, 2, "generation", "generation of iteration 1 waits for the initial policy of iteration 0: policy version 0"),
+    ],
+)
+def test_gate_past_its_deadline_names_who_waits_for_whom(
+    tmp_path: Path, iteration: int, max_lead: int, holds: str, sentence: str
+) -> None:
+    held = PolicyGateOperator(
+        task_id="g", run="demo", root=str(tmp_path), max_lead=max_lead, deadline_s=60.0, holds=holds
+    )
+    with pytest.raises(DeadlineError, match=sentence):
+        held.execute_complete(context(iteration), {"version": None, "is_reached": False})
 
 
 def test_gate_that_cannot_read_the_store_fails_with_a_sentence(tmp_path: Path) -> None:

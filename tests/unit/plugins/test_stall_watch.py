@@ -120,7 +120,7 @@ def test_the_watch_tells_once_and_ends_with_the_dag_run(
     assert ended == "the DAG run of iteration 2 ended: failed"
     (text,) = told(file)
     assert text.startswith("stalled of demo: run demo, iteration 2: no iteration ended for 29")
-    assert "policy version 2 is the newest that is committed; `motley doctor demo`" in text
+    assert "policy version 2 is the newest that is committed: training waits for generation of iteration 2" in text
     assert [alert.matter for alert in list_alerts(store, "demo")] == ["stalled-000002"]
 
 
