@@ -73,6 +73,13 @@ class Incumbent(Generic[CandidateT]):
         self.report()
         return True
 
+    def offer_or_prefer(self, cost_s: float, candidate: CandidateT) -> bool:
+        """Keep a candidate that is cheaper than the best, or as cheap and better in another way, such as smaller."""
+        if cost_s == self.best_s and self.best is not None:
+            self.best = candidate
+            return True
+        return self.offer(cost_s, candidate)
+
     def report(self) -> None:
         """Send the state to the caller."""
         if self.run.on_progress is None:

@@ -75,13 +75,19 @@ class StreamRlPlanner:
             if count < 1:
                 break
             smaller = side[:count]
-            tried = self._offer(tools, incumbent, *((smaller, rest) if shrinks_generation else (generation, smaller)))
+            sides = (smaller, rest) if shrinks_generation else (generation, smaller)
+            tried = self._offer(tools, incumbent, *sides, prefers_ties=True)
             if tried is None or price < tried[1]:
                 break
 
     @staticmethod
     def _offer(
-        tools: SearchTools, incumbent: Incumbent[Genome], generation: Pool, rest: Pool
+        tools: SearchTools,
+        incumbent: Incumbent[Genome],
+        generation: Pool,
+        rest: Pool,
+        *,
+        prefers_ties: bool = False,
     ) -> tuple[Genome, Price] | None:
         others = tuple(task for task in tools.problem.workflow.tasks if task is not RlTask.ACTOR_GENERATION)
         grouping = ((RlTask.ACTOR_GENERATION,), others)
@@ -90,7 +96,8 @@ class StreamRlPlanner:
         genome = tools.seeder.fitted(grouping, (generation, rest))
         price = tools.pricer.price(genome)
         incumbent.run.meter.spend()
-        incumbent.offer(price.score_s, genome)
+        offer = incumbent.offer_or_prefer if prefers_ties else incumbent.offer
+        offer(price.score_s, genome)
         return genome, price
 
 
