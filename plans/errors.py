@@ -37,6 +37,8 @@ class Fault:
     """What the author can do about it."""
     kind: FaultKind
     """Class of the fault, for programs."""
+    reads: tuple[str, ...] = ()
+    """Other fields that the rule reads: while one of them is at fault itself, nothing can be said of this one."""
 
     def sentence(self) -> str:
         """Return the fault as one sentence without the document's name."""

@@ -147,15 +147,20 @@ class Chooser:
         if self._on_planned is not None:
             self._on_planned(self.considered[-1])
 
-    def least_that_fits(self) -> tuple[float, str] | None:
-        """Return the price and the words of the cheapest set that holds the job; None where none was found."""
+    def may_hold(self) -> NDArray[np.bool_]:
+        """Return which sets have memory for all models when nothing is held twice; no other set holds the job."""
         memory = np.array(
             [
                 offer.gpus_per_machine * self.offers.cluster(_one(index, len(self.offers.offers))).view.memory_bytes[0]
                 for index, offer in enumerate(self.offers.offers)
             ]
         )
-        enough = np.flatnonzero(self.counts @ memory >= _least_bytes(self.job))
+        enough: NDArray[np.bool_] = self.counts @ memory >= _least_bytes(self.job)
+        return enough
+
+    def least_that_fits(self) -> tuple[float, str] | None:
+        """Return the price and the words of the cheapest set that holds the job; None where none was found."""
+        enough = np.flatnonzero(self.may_hold())
         for row in enough[np.argsort(self.usd[enough], kind="stable")][:MOST_FITS].tolist():
             counts = self.counts[row].tolist()
             if find_fitting_plan(self.offers.cluster(counts), self.job) is not None:
@@ -194,15 +199,12 @@ def rent_within_budget(
     """
     _check_positive("budget", usd_per_hour, "$/h")
     chooser = _chooser(offers, job, model, method, budget, clock, on_planned)
-    affordable = np.flatnonzero(chooser.usd <= usd_per_hour * (1 + 1e-12))
-    # Best estimate first; among equals the cheapest, then the first.
-    order = affordable[np.lexsort((affordable, chooser.usd[affordable], -chooser.estimates[affordable]))]
     best: Rental | None = None
-    for row in order.tolist():
+    for row in _best_estimate_first(chooser, usd_per_hour):
         estimate = float(chooser.estimates[row])
         if chooser.planned >= most_plans or (best is not None and estimate <= best.throughput_samples_s):
             break
-        rental = chooser.plan(row) if estimate > 0 else None
+        rental = chooser.plan(row)
         if rental is not None and (best is None or rental.throughput_samples_s > best.throughput_samples_s):
             best = rental
     if best is None:
@@ -280,6 +282,18 @@ def _every_set(offers: OfferList) -> IntArray:
     return np.array([row for row in rows if any(row)], dtype=np.int64)
 
 
+def _best_estimate_first(chooser: Chooser, usd_per_hour: float) -> list[int]:
+    """Return the sets that a budget buys: best estimate first, among equals the cheapest, then the first.
+
+    Sets with an estimate of 0 come last, and only those with the memory that the job needs: a replica may span machines
+    of several offers, which the estimate does not see.
+    """
+    rows = np.flatnonzero(chooser.usd <= usd_per_hour * (1 + 1e-12))
+    rows = rows[np.lexsort((rows, chooser.usd[rows], -chooser.estimates[rows]))]
+    unknown = rows[(chooser.estimates[rows] == 0.0) & chooser.may_hold()[rows]]
+    return [*rows[chooser.estimates[rows] > 0.0].tolist(), *unknown[:MOST_FITS].tolist()]
+
+
 def _one(index: int, length: int) -> list[int]:
     return [int(i == index) for i in range(length)]
 
@@ -297,7 +311,7 @@ def _least_bytes(job: Job) -> float:
 
 def _check_positive(what: str, value: float, unit: str) -> None:
     if not math.isfinite(value) or value <= 0:
-        raise SearchError(f"The {what} is {value} {unit}, but it is a positive number; raise it.")
+        raise SearchError(f"The {what} is {value} {unit}, but it is a positive number; give a finite one above 0.")
 
 
 def _nothing_affordable(chooser: Chooser, usd_per_hour: float) -> NothingAffordableError:

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from plans.cost.evaluator import PlanEvaluator
 from plans.cost.model import CostModel
 from plans.renting.offers import OfferList
-from plans.search.areal_hex.configurations import ConfigurationBook
+from plans.search.areal_hex.configurations import MOST_BLOCKS, ConfigurationBook
 from plans.search.areal_hex.machine_classes import machine_classes
 from plans.spec.job import Job, Mode
 from plans.workflow import RlTask
 
 FloatArray = NDArray[np.float64]
 #: Machines of one kind that a replica may span where one does not hold the model.
-SPANNED = 4
+SPANNED = MOST_BLOCKS
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -13,6 +13,9 @@ from plans.spec.cluster_rules import cluster_faults
 from plans.spec.gpu_catalog import GPU_CATALOG, GpuType
 from plans.spec.load import build, load_text
 from plans.spec.model import SpecModel
+
+#: Highest price of one GPU for one hour; sums of prices stay exact to the cent below it.
+MOST_USD_PER_HOUR = 1e6
 
 
 class MachineOffer(SpecModel):
@@ -28,7 +31,7 @@ class MachineOffer(SpecModel):
     """GPUs of one machine; machines are rented whole."""
     machines: int = Field(ge=1, le=512)
     """Machines that are available."""
-    usd_per_hour: float | None = Field(default=None, ge=0)
+    usd_per_hour: float | None = Field(default=None, ge=0, le=MOST_USD_PER_HOUR)
     """Price of one GPU for one hour; an offer without one is refused."""
     intra_gb_s: float | None = Field(default=None, gt=0)
     """Bandwidth between two GPUs of a machine, 1e9 bytes/s; required for more than one GPU."""
@@ -111,38 +114,49 @@ def load_offers(text: str, source_name: str) -> OfferList:
 
 def offer_faults(offers: OfferList) -> list[Fault]:
     """Return every rule that a price list breaks: prices, names, types, links."""
-    faults: list[Fault] = []
-    unpriced = [offer.name for offer in offers.offers if offer.usd_per_hour is None]
+    faults = [*_price_faults(offers)]
+    for index, offer in enumerate(offers.offers):
+        faults += _single_faults(offers, index, offer)
+    return faults or cluster_faults(offers.cluster([offer.machines for offer in offers.offers]))
+
+
+def _price_faults(offers: OfferList) -> Iterator[Fault]:
+    unpriced = {index: offer.name for index, offer in enumerate(offers.offers) if offer.usd_per_hour is None}
     if unpriced:
-        faults.append(
-            Fault(
-                field="offers",
-                found=f"without usd_per_hour for {', '.join(unpriced)}",
-                rule="every offer states the price of one GPU for one hour",
-                remedy="add usd_per_hour to each of them",
-                kind=FaultKind.MISSING,
-            )
+        yield Fault(
+            field="offers",
+            found=f"without usd_per_hour for {', '.join(unpriced.values())}",
+            rule="every offer states the price of one GPU for one hour",
+            remedy="add usd_per_hour to each of them",
+            kind=FaultKind.MISSING,
+            reads=tuple(f"offers[{index}].usd_per_hour" for index in unpriced),
+        )
+
+
+def _single_faults(offers: OfferList, index: int, offer: MachineOffer) -> Iterator[Fault]:
+    place = f"offers[{index}]"
+    if offer.name in [earlier.name for earlier in offers.offers[:index]]:
+        yield Fault(
+            field=f"{place}.name",
+            found=repr(offer.name),
+            rule="names of offers are unique",
+            remedy="rename one of the two offers",
+            kind=FaultKind.CONFLICT,
         )
     known = {**GPU_CATALOG, **offers.gpu_types}
-    for index, offer in enumerate(offers.offers):
-        if offer.gpu not in known:
-            faults.append(
-                Fault(
-                    field=f"offers[{index}].gpu",
-                    found=repr(offer.gpu),
-                    rule=f"a GPU type is one of {', '.join(sorted(known))}",
-                    remedy="use one of these or describe the type in gpu_types",
-                    kind=FaultKind.UNKNOWN_NAME,
-                )
-            )
-        if offer.gpus_per_machine > 1 and offer.intra_gb_s is None:
-            faults.append(
-                Fault(
-                    field=f"offers[{index}].intra_gb_s",
-                    found="missing",
-                    rule="a machine with more than one GPU needs intra_gb_s",
-                    remedy="add it",
-                    kind=FaultKind.MISSING,
-                )
-            )
-    return faults or cluster_faults(offers.cluster([offer.machines for offer in offers.offers]))
+    if offer.gpu not in known:
+        yield Fault(
+            field=f"{place}.gpu",
+            found=repr(offer.gpu),
+            rule=f"a GPU type is one of {', '.join(sorted(known))}",
+            remedy="use one of these or describe the type in gpu_types",
+            kind=FaultKind.UNKNOWN_NAME,
+        )
+    if offer.gpus_per_machine > 1 and offer.intra_gb_s is None:
+        yield Fault(
+            field=f"{place}.intra_gb_s",
+            found="missing",
+            rule="a machine with more than one GPU needs intra_gb_s",
+            remedy="add it",
+            kind=FaultKind.MISSING,
+        )

@@ -111,9 +111,12 @@ def find_planner(method: str, job: Job) -> Planner:
     """
     entry = METHODS.get(method)
     if entry is None:
-        raise MethodError(f"Method {method!r} is unknown; the methods are {', '.join(METHODS)}.")
+        raise MethodError(f"Method {method!r} is unknown; use one of {', '.join(METHODS)}.")
     if entry.is_async_only and job.mode is not Mode.ASYNC:
-        raise MethodError(f"Method {method} plans asynchronous jobs only, but the job's mode is {job.mode.value}.")
+        raise MethodError(
+            f"Method {method} plans asynchronous jobs only, but the mode of job {job.name} is {job.mode.value}; "
+            f"set mode: async and max_staleness: 1 or more, or use another method, such as {DEFAULT_METHOD}."
+        )
     return cast("Planner", getattr(import_module(entry.module), entry.factory)())
 
 
@@ -197,7 +200,7 @@ def _result(problem: Problem, run: SearchRun, outcome: Outcome, method: str) -> 
         trace=outcome.trace,
         status=outcome.status,
         termination=outcome.termination,
-    )
+    ).model_copy(update=dict(outcome.facts))
     filled = plan.model_copy(update={"method": method, "predicted": report.to_document(), "search": record})
     return PlanResult(filled, report)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from pydantic import JsonValue
 
 from plans.plan import Plan
 from plans.search.problem import Problem
@@ -28,6 +31,8 @@ class Outcome:
     """Why the search ended."""
     infeasible: str | None = None
     """Proof, in a sentence, that no plan exists; None = no such proof."""
+    facts: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What else the search record says of the plan, by name."""
 
 
 class Planner(Protocol):

@@ -238,6 +238,7 @@ def _mode_faults(job: Job) -> Iterator[Fault]:
             kind=FaultKind.CONFLICT,
             rule="sync mode trains on fresh rollouts only (0)",
             remedy="set max_staleness: 0, or mode: async",
+            reads=("mode",),
         )
     if job.mode is Mode.ASYNC and job.max_staleness < 1:
         yield Fault(
@@ -246,6 +247,7 @@ def _mode_faults(job: Job) -> Iterator[Fault]:
             kind=FaultKind.CONFLICT,
             rule="async mode needs at least 1",
             remedy="set max_staleness: 1 or more, or mode: sync",
+            reads=("mode",),
         )
 
 
@@ -312,4 +314,5 @@ def _length_faults(job: Job) -> Iterator[Fault]:
             kind=FaultKind.CONFLICT,
             rule="a standard deviation needs response_mean",
             remedy="add lengths.response_mean",
+            reads=("lengths.response_mean",),
         )

@@ -90,7 +90,7 @@ def load_text(text: str, source_name: str, from_document: Callable[[Mapping[str,
     except SpecError as error:
         # What holds a value that became null is not judged without it.
         others = [fault for fault in error.faults if not any(_holds(fault.field, field) for field in fields)]
-        faults.extend(others)
+        faults.extend(_without_consequences(others, faults))
     raise SpecError(source_name, faults)
 
 
@@ -131,8 +131,19 @@ def build(
     else:
         rest, origins = _prune_until_valid(model, document)
         if rest is not None:
-            faults.extend(_with_original_indices(fault, origins) for fault in cross_faults(rest))
+            found = [_with_original_indices(fault, origins) for fault in cross_faults(rest)]
+            faults.extend(_without_consequences(found, faults))
     raise SpecError(source_name, faults)
+
+
+def _without_consequences(found: Sequence[Fault], faults: Sequence[Fault]) -> list[Fault]:
+    """Return the faults that are not only there because a field at fault was set aside: it, or one of its parts."""
+    wrong = [fault.field for fault in faults]
+    return [
+        fault
+        for fault in found
+        if not any(f"{field}.".startswith(f"{place}.") for place in (fault.field, *fault.reads) for field in wrong)
+    ]
 
 
 def _validate(model: type[ModelT], document: Mapping[str, object]) -> tuple[ModelT | None, list[Fault]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from plans.balance import proportional_shares
 from plans.plan import Plan, TaskPlan
 from plans.workflow import RlTask
 from storage.manifest import Manifest
@@ -58,7 +59,7 @@ def reroute(plan: Plan, rates: Mapping[int, float]) -> Rerouted | None:
     if num < 2 or set(rates) != set(range(num)):
         return None
     total = sum(replica.samples for replica in task.replicas)
-    shares = _proportional(total, [rates[index] for index in range(num)])
+    shares = proportional_shares(total, [rates[index] for index in range(num)])
     before = max(replica.samples / rates[index] for index, replica in enumerate(task.replicas))
     after = max(share / rates[index] for index, share in enumerate(shares))
     replicas = tuple(
@@ -67,14 +68,3 @@ def reroute(plan: Plan, rates: Mapping[int, float]) -> Rerouted | None:
     changed: TaskPlan = task.model_copy(update={"replicas": replicas})
     tasks = {**plan.tasks, RlTask.ACTOR_GENERATION: changed}
     return Rerouted(plan.model_copy(update={"tasks": tasks}), max(0.0, before / after - 1.0))
-
-
-def _proportional(total: int, weights: Sequence[float]) -> list[int]:
-    """Split a total in proportion to weights, each part >= 1 (largest remainders)."""
-    free = total - len(weights)
-    exact = [free * weight / sum(weights) for weight in weights]
-    parts = [int(value) for value in exact]
-    order = sorted(range(len(weights)), key=lambda index: (parts[index] - exact[index], index))
-    for index in order[: free - sum(parts)]:
-        parts[index] += 1
-    return [part + 1 for part in parts]

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from pydantic import JsonValue
+
 from plans.cost.transfer import WeightLine, transfer_s
 from plans.plan import Plan
 from plans.search.areal_hex.alternation import Alternation, Round, SplitCost
@@ -71,8 +73,8 @@ class SplitPricer:
         self._line = WeightLine.of(shape_of(problem.job, RlTask.ACTOR_TRAINING), problem.job.weight_bytes_per_parameter)
         self._incumbent: Incumbent[BothSides] = Incumbent(run)
         self._sides: dict[Split, BothSides] = {}
-        table = SplitTable(problem.view, self._classes, mean_bandwidth=settings.mean_bandwidth)
-        self.alternation = Alternation(table, settings, self.cost, lambda: run.meter.is_spent)
+        self._table = SplitTable(problem.view, self._classes, mean_bandwidth=settings.mean_bandwidth)
+        self.alternation = Alternation(self._table, settings, self.cost, lambda: run.meter.is_spent)
         """The outer loop over this pricer's splits."""
 
     @property
@@ -110,10 +112,13 @@ class SplitPricer:
         if self._settings.keep_best and sides is not None:
             sides = self._incumbent.best
         plan: Plan | None = None
+        facts: dict[str, JsonValue] = {}
         if sides is not None:
             plan = plan_document(self._problem, sides.training.tasks, sides.rollout)
+            split = next(split for split, found in self._sides.items() if found is sides)
+            facts = {"training_compute_fraction": self._table.share_of(split)}
         trace = tuple(entry for entry in self._incumbent.trace if sides is not None and entry[2] >= sides.iteration_s)
-        return Outcome(plan=plan, trace=trace, termination=self._run.meter.termination)
+        return Outcome(plan=plan, trace=trace, termination=self._run.meter.termination, facts=facts)
 
     def _offered(self, split: Split, sides: BothSides) -> SplitCost:
         settings = self._settings

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from cli.errors import CommandError, InputError
 from cli.planner import app
 from plans.errors import InfeasibleError, SpecError
+from plans.spec.load import load_job
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CLUSTER = str(EXAMPLES / "clusters" / "hetrl-multi-region-hybrid-16.yaml")
@@ -78,7 +79,18 @@ def test_plan_for_another_job_is_bad_input(run, plan_file):
     other = str(EXAMPLES / "jobs" / "planner" / "qwen3-8b-grpo-async.yaml")
     result = run("cost", "--cluster", CLUSTER, "--job", other, "--plan", str(plan_file))
     assert isinstance(result.exception, InputError)
-    assert "another job" in str(result.exception)
+    assert str(result.exception).startswith(f"{plan_file}: the plan was made for another job")
+
+
+def test_plan_that_leaves_out_the_critic_is_refused_with_its_file(run, plan_file):
+    other = EXAMPLES / "jobs" / "planner" / "qwen3-4b-ppo-async.yaml"
+    document = json.loads(plan_file.read_text())
+    document["job"] = load_job(other.read_text(), "job").fingerprint
+    plan_file.write_text(json.dumps(document))
+    for command in (("cost", "--plan"), ("plan", "--budget", "1evals", "--start")):
+        result = run(command[0], "--cluster", CLUSTER, "--job", str(other), *command[1:], str(plan_file))
+        assert isinstance(result.exception, SpecError)
+        assert f"{plan_file}: tasks is without critic_training" in str(result.exception)
 
 
 def test_compare_prints_ratios_to_the_best(run):

@@ -7,11 +7,12 @@ import pytest
 
 from plans.cost import CostModel, price
 from plans.errors import InfeasibleError, NoIncumbentError, SearchError, SpecError
-from plans.renting import load_offers, rent_for_throughput, rent_within_budget
+from plans.renting import estimate, load_offers, rent_for_throughput, rent_within_budget
 from plans.renting.choose import NothingAffordableError, ThroughputOutOfReachError
 from plans.renting.estimate import OfferRates, offer_rates
 from plans.search.budget import Budget
 from plans.search.planner import make_plan
+from plans.workflow import RlTask
 from tests.helpers.planner_cases import paper_job
 
 TEXT = """
@@ -50,6 +51,22 @@ def test_prices_that_are_missing_are_named_in_one_sentence():
     with pytest.raises(SpecError, match="without usd_per_hour for fast, small, but every offer states") as caught:
         offers_of(text)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("usd_per_hour: 4.0", "usd_per_hour: .nan", "offers[0].usd_per_hour is nan, but numbers are finite"),
+        ("usd_per_hour: 4.0", "usd_per_hour: -1", "offers[0].usd_per_hour is -1, but it should be greater"),
+        ("usd_per_hour: 4.0", "usd_per_hour: 1e308", "offers[0].usd_per_hour is 1e+308, but it should be less"),
+        ("name: small", "name: fast", "offers[2].name is 'fast', but names of offers are unique"),
+    ],
+)
+def test_price_or_name_that_cannot_be_is_one_sentence_with_its_place(old, new, fault):
+    with pytest.raises(SpecError) as caught:
+        offers_of(TEXT.replace(old, new))
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"offers.yaml: {fault}")
 
 
 def test_offers_with_unknown_types_and_missing_links_are_refused():
@@ -170,3 +187,30 @@ def test_each_planned_set_is_reported_while_the_search_goes_on():
     rental = rent_within_budget(offers_of(), job_of(), 13.0, MODEL, budget=LIMIT, most_plans=3, on_planned=told.append)
     assert len({entry.counts for entry in told}) == len(told) > 0
     assert tuple(told) == rental.considered
+
+
+SMALL_GPUS = """
+format: motley.offers/1
+name: many-small
+gpu_types: {chip: {memory_gb: 0.5, tflops: 10, hbm_gb_s: 300, usd_per_hour: 1, reserve_gb: 0}}
+offers: [{name: one, region: r, gpu: chip, gpus_per_machine: 1, machines: 36, usd_per_hour: 1}]
+links: {same_zone: {latency_ms: 0, bandwidth_gbps: 100}}
+"""
+
+
+@pytest.mark.parametrize("spanned", [1, estimate.SPANNED])
+def test_job_whose_replica_needs_many_machines_is_planned_though_the_estimate_may_not_see_it(monkeypatch, spanned):
+    monkeypatch.setattr(estimate, "SPANNED", spanned)
+    shape = {"layers": 24, "hidden": 1024, "intermediate": 3072, "heads": 8, "kv_heads": 8, "head_dim": 128,
+             "vocab": 1000, "tied": True}  # fmt: skip
+    job = job_of()
+    models = job.models.model_validate(
+        {"actor": {"shape": shape}, "reference": {"shape": shape}, "reward": {"verifier": "x"}}
+    )
+    lengths = job.lengths.model_validate({"prompt": 64, "response": 64})
+    generation = job.generation.model_copy(update={"memory_fraction": 0.3})
+    job = job.model_copy(update={"models": models, "lengths": lengths, "generation": generation})
+    offers = offers_of(SMALL_GPUS)
+    assert bool(offer_rates(offers, job, MODEL).generation[0] > 0) is (spanned > 1)
+    rental = rent_within_budget(offers, job, 36.0, MODEL, budget=Budget(evaluations=60), most_plans=3)
+    assert len(rental.result.plan.tasks[RlTask.ACTOR_GENERATION].replicas[0].stages) > 4

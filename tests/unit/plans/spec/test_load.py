@@ -50,6 +50,9 @@ generation: {max_num_seqs: 256, memory_fraction: 0.9}
 """
 
 
+ASYNC = JOB.replace("mode: sync\nmax_staleness: 0", "mode: async\nmax_staleness: 1")
+
+
 def faults_of(text: str, load=load_cluster) -> list[tuple[str, FaultKind]]:
     with pytest.raises(SpecError) as caught:
         load(text, "file.yaml")
@@ -192,6 +195,14 @@ def test_every_execution_section_is_accepted_unread(section: str) -> None:
         (JOB + "execution: {}\n", [("execution", FaultKind.UNKNOWN_FIELD)]),
         (JOB.replace("mode: sync", "mode: async"), [("max_staleness", FaultKind.CONFLICT)]),
         (JOB.replace("max_staleness: 0", "max_staleness: 2"), [("max_staleness", FaultKind.CONFLICT)]),
+        *((ASYNC.replace("max_staleness: 1", f"max_staleness: {value}"), [("max_staleness", kind)])
+          for value, kind in ((0, FaultKind.CONFLICT), (-1, FaultKind.OUT_OF_RANGE), (1.5, FaultKind.WRONG_TYPE),
+                              (".nan", FaultKind.OUT_OF_RANGE), ("null", FaultKind.WRONG_TYPE))),
+        (ASYNC.replace("mode: async", "mode: asink"), [("mode", FaultKind.OUT_OF_RANGE)]),
+        (JOB.replace("lengths: {", "lengths: {response_mean: -1, response_std: 2, "),
+         [("lengths.response_mean", FaultKind.OUT_OF_RANGE)]),
+        (JOB.replace("critic: {shape: qwen3-8b}", "critic: {shape: 3}"),
+         [("models.critic.shape", FaultKind.WRONG_TYPE)] * 2),
         (JOB.replace("  critic: {shape: qwen3-8b}\n", ""), [("models.critic", FaultKind.MISSING)]),
         (JOB.replace("algorithm: ppo", "algorithm: grpo"), [("models.critic", FaultKind.CONFLICT)]),
         (JOB.replace("actor: {shape: qwen3-8b}", "actor: {shape: qwen4}"),

@@ -51,6 +51,30 @@ def test_plan_is_valid_and_priced_as_the_method_counted(model, algorithm):
     assert all(len({gpu.split("/")[0] for gpu in s.gpus}) == 1 for r in generation.replicas for s in r.stages)
 
 
+def test_search_record_says_which_share_of_compute_trains():
+    """Repair 2: the share that is asked for is rarely the one that whole GPUs give."""
+    cluster = small()
+    result = make_plan(cluster, grpo(), "areal-hex", budget=LIMIT)
+    share = result.plan.to_document()["search"]["training_compute_fraction"]
+    flops = dict(zip(cluster.view.gpu_ids, cluster.view.compute_flop_per_s.tolist(), strict=True))
+    training = {gpu for t, p in result.plan.tasks.items() if t is not RlTask.ACTOR_GENERATION for gpu in p.gpus}
+    generating = set(result.plan.tasks[RlTask.ACTOR_GENERATION].gpus)
+    assert sum(flops[g] for g in training) <= share * sum(flops.values()) * (1 + 1e-9)
+    assert sum(flops[g] for g in generating) <= (1 - share) * sum(flops.values()) * (1 + 1e-9)
+
+
+def test_rounded_shares_finish_later_than_whole_rollouts():
+    # Repair 1, the other half: the same replicas, but fractional shares of few rollouts, rounded.
+    cluster = paper_cluster([("A100-40", "r", 8), ("L40S", "r", 7)])
+    job = paper_job("qwen3-8b", algorithm="grpo", mode="async", prompts=3, responses=7)
+    free = {0: list(range(8)), 1: list(range(8, 15))}
+    seconds = {
+        name: pricer_of(cluster, job, CostModel.calibrated(), settings).rollout.plan(free).seconds
+        for name, settings in {"on": ON, "off": replace(ON, whole_rollouts=False)}.items()
+    }
+    assert seconds["on"] < seconds["off"]
+
+
 def test_training_keeps_tp_in_a_machine_and_each_stage_on_one_type():
     """H6, H11: tensor parallelism crosses neither GPU types nor machines; pipelines may."""
     cluster = find_testbed("areal-hex-8-24").cluster
