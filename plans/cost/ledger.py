@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plans.cost.task_cost import ReplicaPlacement, StagePlacement
-from plans.memory import WEIGHT_OWNERS, TaskMemory, decode_batch_of, usable_bytes
+from plans.memory import WEIGHT_OWNERS, TaskMemory, decode_batch_of, is_spread, usable_bytes
 from plans.spec.cluster import ClusterView
-from plans.spec.job import Job
+from plans.spec.job import Job, Training
 from plans.units import bytes_to_gb
 from plans.workflow import RlTask, TaskKind
 
@@ -46,14 +46,14 @@ class MemoryLedger:
         self.job = job
         self.gpus: dict[int, GpuBytes] = {}
         for task in sorted(placement, key=list(RlTask).index):
-            self._add_task(task, placement[task], in_place=uses_weights_in_place(placement, task))
+            self._add_task(task, placement[task], in_place=uses_weights_in_place(job.training, placement, task))
 
     def _add_task(self, task: RlTask, replicas: Sequence[ReplicaPlacement], *, in_place: bool) -> None:
         memory = TaskMemory(self.job, task)
         for replica in replicas:
             for j, stage in enumerate(replica.stages):
                 resident = 0.0 if in_place else self._resident(memory, replica, j, len(replicas))
-                working = self._working(memory, replica, j)
+                working = self._working(memory, replica, j, len(replicas))
                 for gpu in stage.gpus:
                     entry = self.gpus.setdefault(gpu, GpuBytes())
                     entry.model_bytes += resident
@@ -66,7 +66,7 @@ class MemoryLedger:
         return memory.model_bytes(stage.layers, is_first=j == 0, is_last=is_last, tp=len(stage.gpus), dp=dp)
 
     @staticmethod
-    def _working(memory: TaskMemory, replica: ReplicaPlacement, j: int) -> float:
+    def _working(memory: TaskMemory, replica: ReplicaPlacement, j: int, dp: int) -> float:
         if memory.task.kind is TaskKind.GENERATION:
             return 0.0
         stage = replica.stages[j]
@@ -75,6 +75,7 @@ class MemoryLedger:
             stage=j,
             num_stages=len(replica.stages),
             tp=len(stage.gpus),
+            dp=dp,
             micro_batch_size=replica.micro_batch_size,
             micro_batches=replica.micro_batches,
         )
@@ -126,10 +127,10 @@ class MemoryLedger:
         )
 
 
-def uses_weights_in_place(placement: Placement, task: RlTask) -> bool:
-    """Tell whether a task uses a training task's weights: same degrees, GPUs and layers in every replica."""
+def uses_weights_in_place(training: Training, placement: Placement, task: RlTask) -> bool:
+    """Tell whether a task uses a training task's weights: same degrees, GPUs and layers in every replica, all whole."""
     owner = WEIGHT_OWNERS.get(task)
-    if owner is None or owner not in placement:
+    if owner is None or owner not in placement or is_spread(training, len(placement[owner])):
         return False
     return [replica.stages for replica in placement[task]] == [replica.stages for replica in placement[owner]]
 

@@ -15,7 +15,7 @@ from plans.memory import TaskMemory
 from plans.search.limits import NO_LIMITS, Limits
 from plans.search.machine_order import MachineOrder
 from plans.spec.cluster import Cluster, ClusterView
-from plans.spec.job import Job, Mode
+from plans.spec.job import Job, Mode, Sharding
 from plans.workflow import RlTask, TaskKind, Workflow, shape_of, workflow_of
 
 
@@ -112,7 +112,9 @@ class Problem:
     def _resident(self, task: RlTask) -> float:
         memory = TaskMemory(self.job, task)
         layers = memory.shape.layers
-        shards = self.view.num_gpus if self.job.training.distributed_optimizer else 1
+        training = self.job.training
+        shares = training.distributed_optimizer or training.sharding is Sharding.FULL
+        shards = self.view.num_gpus if shares else 1
         return memory.model_bytes(layers, is_first=True, is_last=True, tp=1, dp=shards)
 
     def _work(self, task: RlTask) -> float:

@@ -53,6 +53,13 @@ class Recompute(StrEnum):
     NONE = "none"
 
 
+class Sharding(StrEnum):
+    """What data-parallel ranks of training share out among them, beside the samples."""
+
+    NONE = "none"
+    FULL = "full"
+
+
 class Optimizer(StrEnum):
     """Optimiser, as far as its memory matters."""
 
@@ -152,6 +159,9 @@ class Training(SpecModel):
     """Optimiser steps per iteration (PPO mini-batches times epochs); read by the calibrated model."""
     distributed_optimizer: bool = False
     """Whether optimiser states are sharded over data-parallel ranks."""
+    sharding: Sharding = Sharding.NONE
+    """`full`: weights, gradients and optimiser states are spread over data-parallel ranks (FSDP2); `none`: as
+    `distributed_optimizer` says."""
     sequence_parallel: bool = True
     """Whether saved activations are sharded over tensor-parallel ranks."""
 
@@ -207,7 +217,9 @@ class Job(SpecModel):
         return fingerprint(self._content())
 
     def _content(self) -> dict[str, object]:
-        content: dict[str, object] = self.model_dump(mode="json", exclude={"name", "models", "execution"})
+        content = self.model_dump(mode="json", exclude={"name", "models", "execution"})
+        if self.training.sharding is Sharding.NONE:
+            del content["training"]["sharding"]  # the fingerprint of a job without it is older than the field
         content["models"] = {role: _model_content(model) for role, model in self._models().items()}
         return content
 

@@ -154,6 +154,11 @@ class TrainingEngineSpec(Section):
     """Train adapters on the policy's layers instead of its weights; null trains all weights. A critic is trained
     whole either way."""
 
+    @property
+    def sharding(self) -> Literal["none", "full"]:
+        """What the ranks of policy and critic share out beside the rows; megatron's critic has no options."""
+        return "full" if self.name == "accelerate" and self.options.get("sharding") == "full" else "none"
+
 
 class EnginesSpec(Section):
     """Which engines run and how long they live."""

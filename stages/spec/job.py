@@ -172,6 +172,8 @@ class TrainingJob(ExecutionSections):
         """Return the document with all defaults; `training_job_from_document` reads it back as an equal job."""
         # Nulls stay: where a default is no null (e.g. `source.warm_up`), null means something else than absence.
         document: dict[str, JsonValue] = self.planner.model_dump(mode="json", exclude={"execution"})
+        # Derived: a changed option of the engine decides again.
+        document["training"] = self.planner.training.model_dump(mode="json", exclude={"sharding"})
         derived = {"grpo"} if self.ppo is not None else set()
         return document | self.model_dump(mode="json", exclude={"planner", *derived})
 
@@ -229,9 +231,9 @@ def _read_planner(
     rest = {name: value for name, value in document.items() if name not in EXECUTION_SECTIONS}
     training = rest.get("training", {})
     if sections is not None and isinstance(training, dict):
-        # The planner prices optimizer steps; their number follows from the job's section unless it is written down.
+        # The planner prices optimizer steps and memory; both follow from the job's sections unless written down.
         steps = sections.grpo.num_mini_batches * sections.grpo.num_epochs
-        rest["training"] = {"updates_per_iteration": steps, **training}
+        rest["training"] = {"updates_per_iteration": steps, "sharding": sections.engines.training.sharding, **training}
     try:
         return job_from_document(rest, source_name), []
     except SpecError as error:

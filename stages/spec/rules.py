@@ -35,6 +35,12 @@ def cross_section_faults(job: TrainingJob) -> list[str]:
 
 def _engine_faults(job: TrainingJob) -> Iterator[str]:
     yield from _lora_faults(job)
+    wanted, planned = job.engines.training.sharding, job.planner.training.sharding.value
+    if wanted != planned:
+        yield (
+            f"training.sharding is {planned}, but engines.training runs with sharding {wanted}; remove "
+            "training.sharding, or correct engines.training.options.sharding."
+        )
     if job.engines.training.name == "megatron" and job.planner.training.precision is Precision.BF16:
         yield (
             "training.precision is bf16, but engine megatron keeps an fp32 copy of the weights; write bf16-mixed or "

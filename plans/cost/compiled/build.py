@@ -26,7 +26,7 @@ from plans.cost.terms import DecodeTerms, TaskTerms
 from plans.cost.transfer import WeightLine
 from plans.memory import WEIGHT_OWNERS, TaskMemory, usable_bytes
 from plans.spec.cluster import ClusterView
-from plans.spec.job import Job, Mode, Recompute
+from plans.spec.job import Job, Mode, Recompute, Sharding
 from plans.workflow import RlTask, TaskKind, shape_of, workflow_of
 
 _FANOUTS = {Fanout.DIRECT: DIRECT, Fanout.SEQUENTIAL: SEQUENTIAL, Fanout.PER_REGION: PER_REGION}
@@ -128,6 +128,7 @@ def _memory_row(job: Job, task: RlTask, tasks: Sequence[RlTask]) -> FloatArray:
         shape.hidden, 4 * shape.hidden + 2 * shape.intermediate, shape.vocab, logit_bytes,
         training.recompute is Recompute.NONE, training.sequence_parallel, shape.kv_heads, shape.head_dim,
         tasks.index(owner) if owner is not None and owner in tasks else -1,
+        training.sharding is Sharding.FULL, model.training_bytes.copies, model.training_bytes.gathered,
     ]  # fmt: skip
     found = np.zeros(NUM_MEMORY)
     found[:] = row

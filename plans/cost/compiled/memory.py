@@ -8,9 +8,11 @@ import numpy as np
 
 from plans.cost.compiled.jit import compiled
 from plans.cost.compiled.tables import (
+    COPY_BYTES,
     DP,
     ELEMENT_BYTES,
     FIRST_PARAMETERS,
+    GATHERED_BYTES,
     GPUS_AT,
     GROUP,
     HEAD_DIM,
@@ -32,6 +34,7 @@ from plans.cost.compiled.tables import (
     REPLICATED_BYTES,
     SAMPLES_AT,
     SHARES_STATES,
+    SPREADS_ALL,
     STATE_BYTES,
     TOKENS,
     TP,
@@ -41,14 +44,22 @@ from plans.cost.compiled.tables import (
     IntArray,
     MemoryTables,
 )
-from plans.memory import LAYER_ACTIVATION_BYTES
+from plans.memory import GATHERED_LAYERS, LAYER_ACTIVATION_BYTES
+
+
+@compiled
+def is_spread(memory: FloatArray, dp: int) -> bool:
+    """Tell whether each of `dp` replicas of a training task keeps a part of each tensor."""
+    return bool(memory[IS_TRAINING] and memory[SPREADS_ALL] and dp > 1)
 
 
 @compiled
 def parameter_bytes(memory: FloatArray, dp: int) -> float:
-    """Return resident bytes per parameter of a tasklet, with `dp` replicas to share optimiser states."""
+    """Return resident bytes per parameter of a tasklet, with `dp` replicas to share what the job lets them share."""
     if not memory[IS_TRAINING]:
         return memory[ELEMENT_BYTES]
+    if is_spread(memory, dp):
+        return memory[COPY_BYTES] + (memory[REPLICATED_BYTES] - memory[COPY_BYTES] + memory[STATE_BYTES]) / dp
     shards = dp if memory[SHARES_STATES] else 1
     return memory[REPLICATED_BYTES] + memory[STATE_BYTES] / shards
 
@@ -56,14 +67,27 @@ def parameter_bytes(memory: FloatArray, dp: int) -> float:
 @compiled
 def stage_bytes(memory: FloatArray, layers: IntArray, stage: int, tp: int, dp: int) -> float:
     """Return resident bytes of a tasklet of a stage."""
-    parameters, last = layers[stage] * memory[LAYER_PARAMETERS], len(layers) - 1
-    if last == 0:
-        parameters += memory[ONLY_PARAMETERS]
-    elif stage == 0:
-        parameters += memory[FIRST_PARAMETERS]
-    elif stage == last:
-        parameters += memory[LAST_PARAMETERS]
+    parameters = layers[stage] * memory[LAYER_PARAMETERS] + _end_parameters(memory, stage, len(layers))
     return parameter_bytes(memory, dp) * (parameters / tp)
+
+
+@compiled
+def _end_parameters(memory: FloatArray, stage: int, pp: int) -> float:
+    """Return the parameters of a stage that are in no layer: embedding and head."""
+    if pp == 1:
+        return memory[ONLY_PARAMETERS]
+    if stage == 0:
+        return memory[FIRST_PARAMETERS]
+    return memory[LAST_PARAMETERS] if stage == pp - 1 else 0.0
+
+
+@compiled
+def _gathered_bytes(memory: FloatArray, stage: int, pp: int, tp: int, dp: int) -> float:
+    """Return what is whole at a time of spread tensors."""
+    if not is_spread(memory, dp):
+        return 0.0
+    layers = (GATHERED_LAYERS + 1) * memory[LAYER_PARAMETERS]
+    return memory[GATHERED_BYTES] * (layers + 2.0 * _end_parameters(memory, stage, pp)) / tp
 
 
 @compiled
@@ -74,19 +98,22 @@ def cache_bytes(memory: FloatArray, layers: int, tp: int) -> float:
 
 
 @compiled
-def working_bytes(memory: FloatArray, layers: IntArray, stage: int, tp: int, mbs: int, micro_batches: int) -> float:
+def working_bytes(
+    memory: FloatArray, layers: IntArray, stage: int, tp: int, dp: int, mbs: int, micro_batches: int
+) -> float:
     """Return M_working of a training or inference tasklet."""
     pp, tokens = len(layers), mbs * memory[TOKENS]
     logits = tokens * memory[VOCABULARY] * memory[LOGIT_BYTES] / tp if stage == pp - 1 else 0.0
     if not memory[IS_TRAINING]:
         return memory[ELEMENT_BYTES] * tokens * memory[WIDTH] / tp + logits
+    rest = logits + _gathered_bytes(memory, stage, pp, tp, dp)
     in_flight = min(micro_batches, pp - stage)
     one_layer = LAYER_ACTIVATION_BYTES * (memory[ELEMENT_BYTES] / 2.0) * tokens * memory[HIDDEN] / tp
     if memory[KEEPS_ALL]:
-        return in_flight * layers[stage] * one_layer + logits
+        return in_flight * layers[stage] * one_layer + rest
     shards = tp if memory[IS_SEQUENCE_PARALLEL] else 1
     saved = in_flight * layers[stage] * memory[ELEMENT_BYTES] * tokens * memory[HIDDEN] / shards
-    return saved + one_layer + logits
+    return saved + one_layer + rest
 
 
 @compiled
@@ -135,9 +162,11 @@ def uses_same_places(row: IntArray, other: IntArray, gpus: IntArray) -> bool:
 
 @compiled
 def is_in_place(memory: MemoryTables, task: int, shape: IntArray, gpus: IntArray, layers: IntArray) -> bool:
-    """Tell whether a task uses the weights of a training task of its group: same GPUs, degrees and layers."""
+    """Tell whether a task uses a training task's weights: in its group, same GPUs, degrees and layers, all whole."""
     owner = np.int64(memory.tasks[task, OWNER])
     if owner < 0 or shape[owner, GROUP] != shape[task, GROUP] or not uses_same_places(shape[task], shape[owner], gpus):
+        return False
+    if is_spread(memory.tasks[owner], shape[owner, DP]):
         return False
     return bool((layers_of(shape[task], layers) == layers_of(shape[owner], layers)).all())
 
@@ -184,7 +213,7 @@ def _hold_task(
             # Only the first `pp` micro-batches matter.
             micro_batches = min(pp, -(-samples[i] // mbs)) if memory[IS_TRAINING] else 1
             if micro_batches != known and not memory[IS_GENERATION]:
-                known, needed = micro_batches, working_bytes(memory, layers, j, tp, mbs, micro_batches)
+                known, needed = micro_batches, working_bytes(memory, layers, j, tp, dp, mbs, micro_batches)
             at = (i * pp + j) * tp
             for index in range(at, at + tp):
                 gpu = gpus[index]

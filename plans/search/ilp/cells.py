@@ -111,7 +111,7 @@ class CellBook:
             stage = pp - 1 if is_last else 0
             held = np.array([
                 self.memory.model_bytes(count, is_first=is_first, is_last=is_last, tp=tp, dp=dp)
-                + max(self._working(count, stage, pp, tp), count * cache_bytes)
+                + max(self._working(count, stage, pp, tp, dp), count * cache_bytes)
                 for count in range(1, self.terms.num_layers + 1)
             ])  # fmt: skip
             rows.append((held[:, None] <= self.room_bytes * (1.0 + 1e-9)).sum(axis=0).astype(np.float64))
@@ -120,11 +120,11 @@ class CellBook:
             most = np.concatenate([most, most.max(axis=1, keepdims=True)], axis=1)
         return most
 
-    def _working(self, layers: int, stage: int, pp: int, tp: int) -> float:
+    def _working(self, layers: int, stage: int, pp: int, tp: int, dp: int) -> float:
         if self.terms.task.kind is TaskKind.GENERATION:
             return 0.0
         return self.memory.working_bytes(
-            layers, stage=stage, num_stages=pp, tp=tp, micro_batch_size=self.mbs, micro_batches=1
+            layers, stage=stage, num_stages=pp, tp=tp, dp=dp, micro_batch_size=self.mbs, micro_batches=1
         )
 
     def _can_spread(self, tp: int) -> bool:

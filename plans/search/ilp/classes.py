@@ -68,7 +68,9 @@ def _working_bytes(memory: TaskMemory, search: JointSearch, dp: int, pp: int, tp
     mbs = search.problem.job.training.micro_batch_size if training else 1
 
     def of(layers: int, stage: int) -> float:
-        return memory.working_bytes(layers, stage=stage, num_stages=pp, tp=tp, micro_batch_size=mbs, micro_batches=1)
+        return memory.working_bytes(
+            layers, stage=stage, num_stages=pp, tp=tp, dp=dp, micro_batch_size=mbs, micro_batches=1
+        )
 
     if pp == 1:
         return dp * tp * of(memory.shape.layers, 0)

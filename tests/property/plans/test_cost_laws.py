@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from plans.cost import CompactPlan, CostModel, Evaluation, PlanEvaluator, compact_of, plan_of, price
 from plans.cost.calibration import Calibration, GpuEfficiency
+from plans.cost.group_memory import MemoryPricer
 from plans.plan import check_plan
 from plans.plan_load import load_plan
 from plans.spec.cluster import Cluster
 from plans.spec.load import cluster_from_document
+from plans.units import gb_to_bytes
 from tests.helpers.planner_cases import paper_cluster, paper_job, random_plan, scaled
 
 MACHINES = [("A100-40", "va", 4), ("L40S", "oh", 4), ("A100-40", "va", 4), ("L4", "fr", 2), ("L4", "pa", 2)]
@@ -54,6 +56,26 @@ def test_evaluator_and_price_give_the_same_numbers(seed, job, model):
         {key: getattr(fast.phases, key) for key in report.phases.model_dump()}, rel=1e-12, abs=1e-15
     )
     assert (report.feasible, report.decode_batches) == (fast.feasible, fast.decode_batches)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=seeds,
+    mode=st.sampled_from(["sync", "async"]),
+    training=st.fixed_dictionaries({
+        "sharding": st.sampled_from(["none", "full"]),
+        "distributed_optimizer": st.booleans(),
+        "precision": st.sampled_from(["fp32", "bf16", "bf16-mixed"]),
+        "recompute": st.sampled_from(["none", "full"]),
+    }),
+)  # fmt: skip
+def test_memory_of_searches_is_that_of_the_ledger_however_training_shares_its_bytes(seed, mode, training):
+    job = paper_job("qwen3-1.7b", mode=mode, prompts=16, responses=4, training=training)
+    compact = random_plan(CLUSTER, job, np.random.default_rng(seed))
+    pricer = MemoryPricer(CLUSTER.view, job)
+    need = sum(pricer.group_memory(group, compact.tasks).need_bytes for group in compact.groups)
+    report = price(CLUSTER, job, plan_of(compact, CLUSTER, job, method="random"), CostModel.paper())
+    assert gb_to_bytes(sum(gpu.model_gb + gpu.working_gb for gpu in report.memory.values())) == pytest.approx(need)
 
 
 @settings(max_examples=80, deadline=None)

@@ -144,6 +144,7 @@ def test_rules_across_sections_are_checked_although_an_optional_section_is_fault
         ("verifier: exact_answer", "shape: qwen3-0.6b", "models.reward is a model"),
         ("  num_epochs: 1", "  num_epochs: 1\n  overlong_buffer_tokens: 5", "grpo.overlong_buffer_tokens is 5"),
         ("recompute: none,", "recompute: none, updates_per_iteration: 3,", "training.updates_per_iteration is 3"),
+        ("recompute: none,", "recompute: none, sharding: full,", "training.sharding is full, but"),
         ("mode: sync", "mode: async\nmax_staleness: 1\ncorrection: {mode: none}", "correction.mode is none"),
         ("mode: sync", "mode: async\nmax_staleness: 1\ncorrection: {name: none}", "correction.mode is none"),
         ("mode: sync", "mode: async\nmax_staleness: 1\ncorrection: {name: behaviour_ppo}", None),
@@ -193,6 +194,21 @@ def test_optimizer_steps_are_told_to_the_planner() -> None:
     job = load_training_job(addition(("num_mini_batches: 1", "num_mini_batches: 4")), "job.yaml")
 
     assert job.planner.training.updates_per_iteration == 4
+
+
+def test_spread_weights_are_told_to_the_planner_and_change_no_fingerprint_where_there_are_none() -> None:
+    plain = load_training_job(addition(), "job.yaml")
+    options = "{name: accelerate, options: {sharding: full}}"
+    spread = load_training_job(addition(("{name: accelerate}", options)), "job.yaml")
+
+    assert (plain.planner.training.sharding, spread.planner.training.sharding) == ("none", "full")
+    assert plain.planner.fingerprint != spread.planner.fingerprint
+    assert "sharding" not in plain.planner._content()["training"]
+    document = spread.to_document()
+    again = training_job_from_document(json.loads(json.dumps(document)), "run.json")
+    assert (again, again.fingerprint) == (spread, spread.fingerprint)
+    document["engines"]["training"]["options"] = {}
+    assert training_job_from_document(document, "run.json").planner == plain.planner
 
 
 @pytest.mark.parametrize(
