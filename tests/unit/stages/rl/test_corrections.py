@@ -63,34 +63,6 @@ def test_decoupled_ppo_rejects_far_tokens_and_keeps_them_in_the_denominator() ->
     assert not spec.changes_counts
 
 
-def test_truncated_weight_is_at_most_the_cap_and_the_clipped_share_is_told() -> None:
-    """L12: weight = min(ratio, cap); cap and share clipped are recorded."""
-    spec = CorrectionSpec(name="truncated_token", cap=1.25)
-    result = correction_of(spec)
-
-    expected = [[min(ratio, 1.25) for ratio in row] for row in RATIOS]
-    expected[0][3] = 0.0  # padding
-    torch.testing.assert_close(result.weights, torch.tensor(expected))
-    assert result.stats.clipped_fraction == pytest.approx(2 / 7)  # 4 and 1.5
-    assert spec.model_dump()["cap"] == 1.25
-
-
-@pytest.mark.parametrize(
-    ("name", "weight"), [("truncated_sequence", math.exp(0.05)), ("masked_sequence", math.exp(0.05))]
-)
-def test_weight_of_a_long_response_is_of_the_mean_log_ratio_and_not_of_the_sum(name: Any, weight: float) -> None:
-    """L4, trl#4772: 20,000 tokens of log-ratio 0.05 have exp(sum) = exp(1000); the effective sample size is told."""
-    length = 20_000
-    mask = torch.ones(2, length, dtype=torch.bool)
-    mask[1, 10:] = False
-    result = importance_correction(
-        torch.full((2, length), 0.05), torch.zeros(2, length), mask, CorrectionSpec(name=name)
-    )
-
-    assert result.weights[mask].unique().tolist() == pytest.approx([weight])
-    assert result.stats.effective_sample_size == pytest.approx(2.0)  # two responses that weigh the same
-
-
 def test_response_far_from_the_sampler_is_left_out_whole() -> None:
     """L4: the masked form; what is left counts one of two responses."""
     far = torch.stack([torch.full((50,), 2.0), torch.zeros(50)])
