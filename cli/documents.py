@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,19 @@ def write_text(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{file} can't be written: {error.strerror}; give a path in an existing folder.") from error
+
+
+def require_place(file: Path) -> None:
+    """Refuse a file that can't be written, before the work whose result it is to hold.
+
+    Raises:
+        InputError: its folder does not exist, or it or its folder may not be written.
+    """
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"{file} can't be written: there is no folder {folder}; make it, or give another path.")
+    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise InputError(f"{file} can't be written: it is a folder or protected; give another path.")
 
 
 def read_cluster(file: Path) -> Cluster:

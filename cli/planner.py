@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -14,9 +14,20 @@ from typing import Annotated
 import typer
 
 from cli.deployment import JsonOption
-from cli.documents import ClusterOption, JobOption, PlanOption, read_cluster, read_job, read_plan, read_text, write_text
+from cli.documents import (
+    ClusterOption,
+    JobOption,
+    PlanOption,
+    read_cluster,
+    read_job,
+    read_plan,
+    read_text,
+    require_place,
+    write_text,
+)
 from cli.errors import CommandError, InputError
 from cli.output import Output
+from cli.pictures.canvas import require_picture
 from cli.planner_view import SearchView, explanation_view
 from cli.tables import table
 from plans.cost import CostModel, load_calibration, price
@@ -29,6 +40,7 @@ from plans.search.budget import Budget
 from plans.search.planner import DEFAULT_METHOD, METHODS, MethodError, PlanResult, find_planner, make_plan
 from plans.search.protocol import Planner
 from plans.spec.cluster import Cluster
+from plans.spec.cluster_rules import gpu_type_names
 from plans.spec.job import Job, Mode
 from plans.testbeds.document import cluster_yaml
 from plans.testbeds.registry import find_testbed, testbed_names
@@ -48,7 +60,8 @@ BudgetOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the search.")]
 WorkersOption = Annotated[
-    int, typer.Option("--workers", "-w", min=0, help="Processes; 0 = one per core. Does not change the result.")
+    int,
+    typer.Option("--workers", "-w", min=0, help="Processes; 0 = one per core. With evaluations the plan is the same."),
 ]
 
 
@@ -82,7 +95,10 @@ def plan_command(
     output = Output(is_json=json)
     site, work = read_cluster(cluster), read_job(job)
     limit = parse_budget(budget)
-    cost_model = chosen_model(model, calibration)
+    cost_model = chosen_model(model, calibration, gpu_type_names(site))
+    for check, file in ((require_place, out), (require_picture, picture)):
+        if file is not None:
+            check(file)
     warm_start = None if start is None else read_plan(start)
     planner = chosen_planner(method, work)
     if warm_start is not None:
@@ -134,7 +150,8 @@ def cost_command(
     output = Output(is_json=json)
     site, work, placement = read_cluster(cluster), read_job(job), read_plan(plan)
     with _bad_input():
-        report = price(site, work, placement, chosen_model(model, calibration), source_name=str(plan))
+        cost_model = chosen_model(model, calibration, gpu_type_names(site))
+        report = price(site, work, placement, cost_model, source_name=str(plan))
     if json:
         output.result(report.to_document(), "")
     else:
@@ -164,7 +181,7 @@ def compare_command(
     """
     output = Output(is_json=json)
     site, work = read_cluster(cluster), read_job(job)
-    limit, cost_model = parse_budget(budget), chosen_model(model, calibration)
+    limit, cost_model = parse_budget(budget), chosen_model(model, calibration, gpu_type_names(site))
     names = _methods(methods, work)
     results: dict[str, PlanResult | str] = {}
     for name in names:
@@ -273,15 +290,21 @@ def parse_budget(text: str) -> Budget:
         raise InputError(str(error)) from error
 
 
-def chosen_model(mode: CostMode, calibration: Path | None) -> CostModel:
-    """Return the cost model that two options name; contradictory options are bad input."""
+def chosen_model(mode: CostMode, calibration: Path | None, types: Sequence[str]) -> CostModel:
+    """Return the cost model that two options name; contradictory options are bad input.
+
+    Args:
+        mode: which model.
+        calibration: its coefficients.
+        types: GPU types that they may name.
+    """
     if mode is CostMode.PAPER:
         if calibration is not None:
             raise InputError("--calibration belongs to --model calibrated; the paper's formulas have no coefficients.")
         return CostModel.paper()
     if calibration is None:
         return CostModel.calibrated()
-    return CostModel.calibrated(load_calibration(read_text(calibration), str(calibration)))
+    return CostModel.calibrated(load_calibration(read_text(calibration), str(calibration), types))
 
 
 def refuse_infeasible(plan: Path, report: CostReport) -> None:

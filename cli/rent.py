@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.text import Text
 
 from cli.deployment import JsonOption
-from cli.documents import JobOption, read_job, read_text, write_text
+from cli.documents import JobOption, read_job, read_text, require_place, write_text
 from cli.errors import InputError
 from cli.output import Output
 from cli.planner import CalibrationOption, ModelOption, chosen_model, chosen_planner, parse_budget
@@ -24,6 +24,7 @@ from plans.errors import SearchError, SolverUnavailableError
 from plans.explain import explain
 from plans.renting import OfferList, PlannedSet, Rental, load_offers, rent_for_throughput, rent_within_budget
 from plans.spec.cluster import Cluster
+from plans.spec.gpu_catalog import GPU_CATALOG
 from plans.spec.job import Job
 from plans.testbeds.document import commented_cluster
 from plans.workflow import RlTask
@@ -96,8 +97,11 @@ def rent_command(
     output = Output(is_json=json)
     goal, value, find = _goal(usd_per_hour, samples_per_s)
     listed, work = load_offers(read_text(offers), str(offers)), read_job(job)
+    for file in (out, cluster_out):
+        if file is not None:
+            require_place(file)
     options: dict[str, Any] = {
-        "model": chosen_model(model, calibration),
+        "model": chosen_model(model, calibration, sorted({*GPU_CATALOG, *listed.gpu_types})),
         "method": chosen_planner(method, work) if method else None,
         "budget": parse_budget(budget),
         "clock": time.monotonic,

@@ -15,6 +15,7 @@ from cli.deployment import JsonOption
 from cli.documents import ClusterOption, JobOption, PlanOption, read_cluster, read_job, read_plan, read_text
 from cli.errors import InputError
 from cli.output import Output
+from cli.pictures.canvas import require_picture
 from cli.planner import CalibrationOption, ModelOption, chosen_model, refuse_infeasible
 from cli.tables import table
 from plans.cost import CostModel, price
@@ -22,6 +23,7 @@ from plans.cost.model import CostMode
 from plans.simulate import Efficiency, SimulationResult, SimulationSettings, simulate
 from plans.simulate.settings import Dispatch, Failure, Straggler
 from plans.spec.cluster import Cluster
+from plans.spec.cluster_rules import gpu_type_names
 from plans.workflow import TaskKind
 
 app = typer.Typer()
@@ -63,7 +65,9 @@ def simulate_plan(
     """
     output = Output(is_json=json)
     site, work, placement = read_cluster(cluster), read_job(job), read_plan(plan)
-    cost_model = chosen_model(model, calibration)
+    cost_model = chosen_model(model, calibration, gpu_type_names(site))
+    if picture is not None:
+        require_picture(picture)
     settings = SimulationSettings(
         iterations=iterations,
         seed=seed,

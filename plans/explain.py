@@ -12,6 +12,9 @@ from plans.spec.cluster import Cluster
 from plans.spec.job import Job, Mode
 from plans.workflow import RlTask
 
+#: `search.termination` of a method that had to leave its proof out.
+TOO_LARGE = "too large"
+
 #: Components of a task's cost with the words for them.
 COMPONENTS = {
     "comp_s": "compute",
@@ -257,7 +260,8 @@ def _search(plan: Plan) -> str:
         return ""
     proof = {True: ", proved optimal", False: ", not proved optimal", None: ""}[search.optimal]
     bound = f", lower bound {search.bound_s:.4g} s" if search.bound_s is not None else ""
-    return f"Found by {plan.method} in {search.evaluations} evaluations and {search.wall_s:.1f} s{proof}{bound}."
+    size = "; the cluster is too large for a proof" if search.termination == TOO_LARGE else ""
+    return f"Found by {plan.method} in {search.evaluations} evaluations and {search.wall_s:.1f} s{proof}{bound}{size}."
 
 
 def _seconds(seconds: float | None) -> str:

@@ -65,6 +65,8 @@ class Change:
     """The cluster after it."""
     job: Job
     """The job after it."""
+    has_other_numerics: bool = False
+    """Whether training computes other numbers after it."""
 
 
 def find_fitting_plan(cluster: Cluster, job: Job) -> CompactPlan | None:
@@ -99,6 +101,8 @@ def infeasible_error(cluster: Cluster, job: Job) -> InfeasibleError:
     shortfalls = closest_shortfalls(cluster, job)
     change = cheapest_change(cluster, job)
     remedy = f"the cheapest change found: {change.text}" if change else "no single change tried makes it fit"
+    added = cheapest_gpus(cluster, job) if change and change.has_other_numerics else None
+    remedy += f", or {added.text}" if added else ""
     clauses = "; ".join(shortfall.sentence() for shortfall in shortfalls)
     return MemoryInfeasibleError(f"The job does not fit this cluster: {clauses}; {remedy}.", shortfalls)
 
@@ -116,6 +120,11 @@ def cheapest_change(cluster: Cluster, job: Job) -> Change | None:
     for change in _setting_changes(cluster, job):
         if find_fitting_plan(change.cluster, change.job) is not None:
             return change
+    return cheapest_gpus(cluster, job)
+
+
+def cheapest_gpus(cluster: Cluster, job: Job) -> Change | None:
+    """Return the cheapest addition of GPUs of one type after which an attempt fits, links left aside."""
     grown = [_added_gpus(cluster, job, machine) for machine in _one_machine_per_type(cluster)]
     return min((added for added in grown if added), key=lambda added: added.usd_per_hour, default=None)
 
@@ -127,23 +136,28 @@ def _setting_changes(cluster: Cluster, job: Job) -> Iterator[Change]:
     if training.micro_batch_size > 1:
         yield _changed(cluster, job, "set training.micro_batch_size: 1", micro_batch_size=1)
     if training.precision is Precision.FP32:
-        yield _changed(cluster, job, "set training.precision: bf16", precision=Precision.BF16)
+        yield _changed(cluster, job, "set training.precision: bf16", has_other_numerics=True, precision=Precision.BF16)
     if training.precision is Precision.BF16_MIXED:
         yield _changed(
             cluster,
             job,
             "set training.precision: bf16 (no FP32 master weights: other numerics)",
+            has_other_numerics=True,
             precision=Precision.BF16,
         )
     if training.optimizer is not Optimizer.SGD:
         yield _changed(
-            cluster, job, "set training.optimizer: sgd (no moments: other numerics)", optimizer=Optimizer.SGD
+            cluster,
+            job,
+            "set training.optimizer: sgd (no moments: other numerics)",
+            has_other_numerics=True,
+            optimizer=Optimizer.SGD,
         )
 
 
-def _changed(cluster: Cluster, job: Job, text: str, **settings: object) -> Change:
+def _changed(cluster: Cluster, job: Job, text: str, *, has_other_numerics: bool = False, **settings: object) -> Change:
     training = job.training.model_copy(update=settings)
-    return Change(text, 0.0, cluster, job.model_copy(update={"training": training}))
+    return Change(text, 0.0, cluster, job.model_copy(update={"training": training}), has_other_numerics)
 
 
 def _one_machine_per_type(cluster: Cluster) -> list[Machine]:

@@ -7,10 +7,13 @@ measurements is given.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
+from plans.errors import Fault
+from plans.spec.cluster_rules import unknown_type_fault
 from plans.spec.load import build, load_text
 from plans.spec.model import SpecModel
 from plans.workflow import TaskKind
@@ -84,8 +87,20 @@ class Calibration(SpecModel):
         return self.gpu_types.get(gpu_type, self.default)
 
 
-def load_calibration(text: str, source_name: str) -> Calibration:
-    """Return the coefficients of a JSON or YAML text; raises SpecError with every fault."""
-    return load_text(
-        text, source_name, lambda document, name: build(Calibration, document, name, lambda _calibration: [])
-    )
+def load_calibration(text: str, source_name: str, types: Sequence[str] | None = None) -> Calibration:
+    """Return the coefficients of a JSON or YAML text.
+
+    Args:
+        text: JSON or YAML.
+        source_name: the name that messages use.
+        types: GPU types that exist; absent = any may be named.
+
+    Raises:
+        SpecError: with every fault.
+    """
+
+    def faults(calibration: Calibration) -> list[Fault]:
+        unknown = [name for name in calibration.gpu_types if types is not None and name not in types]
+        return [unknown_type_fault(f"gpu_types.{name}", name, types or (), "remove the entry") for name in unknown]
+
+    return load_text(text, source_name, lambda document, name: build(Calibration, document, name, faults))

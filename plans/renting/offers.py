@@ -9,7 +9,7 @@ from pydantic import Field
 
 from plans.errors import Fault, FaultKind
 from plans.spec.cluster import NAME_PATTERN, Cluster, Links, Machine
-from plans.spec.cluster_rules import cluster_faults
+from plans.spec.cluster_rules import cluster_faults, unknown_type_fault
 from plans.spec.gpu_catalog import GPU_CATALOG, GpuType
 from plans.spec.load import build, load_text
 from plans.spec.model import SpecModel
@@ -145,13 +145,7 @@ def _single_faults(offers: OfferList, index: int, offer: MachineOffer) -> Iterat
         )
     known = {**GPU_CATALOG, **offers.gpu_types}
     if offer.gpu not in known:
-        yield Fault(
-            field=f"{place}.gpu",
-            found=repr(offer.gpu),
-            rule=f"a GPU type is one of {', '.join(sorted(known))}",
-            remedy="use one of these or describe the type in gpu_types",
-            kind=FaultKind.UNKNOWN_NAME,
-        )
+        yield unknown_type_fault(f"{place}.gpu", offer.gpu, sorted(known))
     if offer.gpus_per_machine > 1 and offer.intra_gb_s is None:
         yield Fault(
             field=f"{place}.intra_gb_s",

@@ -33,7 +33,7 @@ class Budget:
             raise SearchError("A budget has exactly one limit: evaluations or seconds; give one of them.")
         limit = self.evaluations if self.evaluations is not None else self.seconds
         if limit is None or not math.isfinite(limit) or limit <= 0:
-            raise BudgetTooSmallError(f"The budget is {limit}, but it is a positive number; raise the budget.")
+            raise BudgetTooSmallError(f"The budget is {limit}, but it is a positive, finite number; correct it.")
 
     @classmethod
     def parse(cls, text: str) -> Budget:

@@ -40,6 +40,8 @@ class Termination(StrEnum):
     """Its limit of time or evaluations was reached."""
     STOPPED = "stopped"
     """The caller asked it to stop."""
+    SIZE = "too large"
+    """The problem is too large for the method."""
     ERROR = "solver error"
     """The solver failed."""
 

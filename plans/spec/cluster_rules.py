@@ -67,15 +67,29 @@ def _machine_faults(cluster: Cluster, described: frozenset[str]) -> Iterator[Fau
             )
         seen.add(machine.name)
         if machine.gpu not in known and machine.gpu not in described:
-            near = _near_types(machine.gpu, known)
-            hint = f"write {' or '.join(map(repr, near))}, or " if near else ""
-            yield Fault(
-                field=f"machines[{index}].gpu",
-                found=repr(machine.gpu),
-                kind=FaultKind.UNKNOWN_NAME,
-                rule=f"a GPU type is one of {', '.join(known)}",
-                remedy=f"{hint}add the type with its numbers under gpu_types",
-            )
+            yield unknown_type_fault(f"machines[{index}].gpu", machine.gpu, known)
+
+
+def unknown_type_fault(
+    field: str, name: str, known: Sequence[str], remedy: str = "add the type with its numbers under gpu_types"
+) -> Fault:
+    """Return the fault of a GPU type that does not exist, with the types that the name probably means.
+
+    Args:
+        field: where it stands.
+        name: the type.
+        known: types that exist.
+        remedy: what else can be done.
+    """
+    near = _near_types(name, known)
+    hint = f"write {' or '.join(map(repr, near))}, or " if near else ""
+    return Fault(
+        field=field,
+        found=repr(name),
+        kind=FaultKind.UNKNOWN_NAME,
+        rule=f"a GPU type is one of {', '.join(known)}",
+        remedy=f"{hint}{remedy}",
+    )
 
 
 def _near_types(name: str, known: Sequence[str]) -> list[str]:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from plans.memory import TaskMemory
 from plans.search.brute_force import JointSearch, TaskClass, counts_of
 from plans.search.ilp.book import BoundBook
 from plans.workflow import RlTask, TaskKind
+
+#: Classes of all tasks together, a kilobyte each: some 32 GPUs in machines of eight.
+MOST_CLASSES = 1_000_000
+#: Classes of a task that are made whatever the budget, in a fraction of a second.
+UNASKED_CLASSES = 500
 
 
 @dataclass(slots=True)
@@ -31,9 +39,41 @@ class Column:
     """Limits of the intervals of sequences decoded together, summed over GPUs (generation)."""
 
 
-def make_columns(search: JointSearch, book: BoundBook, task: RlTask) -> list[Column]:
-    """Return every class of a task that can hold its model, fastest bound first."""
-    memory, rows = TaskMemory(search.problem.job, task), []
+class TooManyClassesError(Exception):
+    """The classes of a problem are too many for the memory, or for the budget."""
+
+
+def require_few_classes(search: JointSearch) -> None:
+    """Refuse a problem with more classes than `MOST_CLASSES`, without making them.
+
+    Raises:
+        TooManyClassesError: it has more.
+    """
+    ways = np.ones(1)  # [size]: choices of so many GPUs by machine
+    for members in search.members:
+        ways = np.convolve(ways, np.ones(len(members) + 1))
+    tasks = search.problem.workflow.tasks
+    count = sum(float(ways[degrees.size]) for task in tasks for degrees in search.classes(task))
+    if not count <= MOST_CLASSES:
+        raise TooManyClassesError
+
+
+def make_columns(
+    search: JointSearch, book: BoundBook, task: RlTask, is_late: Callable[[], bool] = lambda: False
+) -> list[Column]:
+    """Return every class of a task that can hold its model, fastest bound first.
+
+    Args:
+        search: the problem's plans.
+        book: bounds.
+        task: the task.
+        is_late: asked before a class beyond the first `UNASKED_CLASSES`.
+
+    Raises:
+        TooManyClassesError: it was late before all classes were made.
+    """
+    memory = TaskMemory(search.problem.job, task)
+    rows: list[Column] = []
     sizes = [len(members) for members in search.members]
     capacity = book.of[task].capacity_bytes
     for degrees in search.classes(task):
@@ -45,6 +85,8 @@ def make_columns(search: JointSearch, book: BoundBook, task: RlTask) -> list[Col
             have = sum(n * float(room) for n, room in zip(counts, capacity, strict=True))
             if held + working > have * (1.0 + 1e-9):
                 continue
+            if len(rows) >= UNASKED_CLASSES and is_late():
+                raise TooManyClassesError
             seconds = book.seconds(task, cls)
             if math.isfinite(seconds):
                 rows.append(Column(task, cls, seconds, held, working))

@@ -27,6 +27,7 @@ from plans.plan import Plan
 from plans.search.brute_force import Best
 from plans.search.budget import Budget, Meter
 from plans.search.genome import Genome
+from plans.search.ilp.classes import TooManyClassesError
 from plans.search.ilp.closing import PART_STEPS
 from plans.search.ilp.proof import Proof
 from plans.search.problem import Problem
@@ -69,16 +70,19 @@ class IlpPlanner:
                 incumbent.offer(best.score_s, self._plan(problem, proof, best.genome))
             incumbent.report()
 
-        proof = Proof(
-            problem,
-            run.meter,
-            best,
-            solver=self.solver,
-            tolerance=self.tolerance,
-            part_steps=self.part_steps,
-            objective=self.objective,
-            on_step=keep,
-        )
+        try:
+            proof = Proof(
+                problem,
+                run.meter,
+                best,
+                solver=self.solver,
+                tolerance=self.tolerance,
+                part_steps=self.part_steps,
+                objective=self.objective,
+                on_step=keep,
+            )
+        except TooManyClassesError:
+            return self._outcome(problem, run, incumbent, -math.inf)
         bound_s = proof.run()
         keep()
         return self._outcome(problem, run, incumbent, bound_s)
@@ -118,6 +122,8 @@ class IlpPlanner:
             infeasible = f"{reason} No plan of any grouping, degrees and placement fits (proved)."
         is_proved = status in {SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE}
         termination = Termination.COMPLETE if is_proved else Termination(run.meter.termination)
+        if termination is Termination.COMPLETE and not is_proved:
+            termination = Termination.SIZE
         return Outcome(
             plan=incumbent.best,
             trace=tuple(incumbent.trace),

@@ -17,7 +17,7 @@ from plans.search.groupings import Grouping, task_groupings
 from plans.search.ilp.book import BoundBook
 from plans.search.ilp.branch import Branch, Stuck
 from plans.search.ilp.choices import ChoiceMaker, first_edges, split_interval
-from plans.search.ilp.classes import Column, make_columns
+from plans.search.ilp.classes import Column, make_columns, require_few_classes
 from plans.search.ilp.closing import FIRST_STEPS, PART_STEPS, Closer
 from plans.search.ilp.master import Choice, MasterInput, solve_master
 from plans.search.ilp.rounding import Rounder
@@ -79,6 +79,9 @@ class Proof:
             part_steps: steps of an enumeration that is to refute more than one choice.
             objective: seconds that are minimised.
             on_step: called after each step.
+
+        Raises:
+            TooManyClassesError: the classes are too many for the memory, or for the budget.
         """
         self.problem, self.meter, self.best, self.solver, self.tolerance = problem, meter, best, solver, tolerance
         self.on_step = on_step
@@ -86,7 +89,10 @@ class Proof:
         self.book = BoundBook(problem)
         self.search = JointSearch(problem, generation_bound=self.book.generation_s, objective=objective)
         self.closer = Closer(self.search, meter, best, tolerance, part_steps)
-        self.columns = {task: make_columns(self.search, self.book, task) for task in problem.workflow.tasks}
+        require_few_classes(self.search)
+        self.columns = {
+            task: make_columns(self.search, self.book, task, lambda: meter.is_spent) for task in problem.workflow.tasks
+        }
         for column in self.columns[RlTask.ACTOR_GENERATION]:
             column.edges = first_edges(column, self.book)
         self.maker = ChoiceMaker(self.search, self.book, self.columns)

@@ -144,6 +144,38 @@ def test_picture_of_a_plan_is_drawn(run, tmp_path):
     assert "<svg" in file.read_text()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--out", "nowhere/plan.json"], "there is no folder"),
+        (["--out", "."], "it is a folder"),
+        (["--picture", "nowhere/plan.svg"], "there is no folder"),
+        (["--picture", "plan.txt"], "use the suffix .svg"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_the_search(run, tmp_path, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cli.planner.make_plan", lambda *_: pytest.fail("it searched"))
+    result = run("plan", *BASE, *options)
+    assert isinstance(result.exception, InputError)
+    assert words in str(result.exception)
+
+
+def test_coefficients_of_an_unknown_gpu_type_are_bad_input(run, tmp_path):
+    file = tmp_path / "k.yaml"
+    file.write_text("format: motley.calibration/1\ngpu_types: {A100: {hbm: 0.5}}\n")
+    result = run("plan", *BASE, "--calibration", str(file))
+    assert isinstance(result.exception, SpecError)
+    assert "write 'A100-40' or 'A100-80'" in str(result.exception)
+
+
+def test_start_for_another_job_names_its_file(run, plan_file):
+    other = str(EXAMPLES / "jobs" / "planner" / "qwen3-8b-grpo-async.yaml")
+    result = run("plan", "--cluster", CLUSTER, "--job", other, "--start", str(plan_file))
+    assert isinstance(result.exception, InputError)
+    assert str(result.exception).startswith(str(plan_file))
+
+
 def test_testbed_prints_a_cluster_file(run):
     result = run("testbed", "areal-hex-8-24")
     assert result.exit_code == 0

@@ -42,6 +42,13 @@ def test_a_setting_is_preferred_to_more_gpus() -> None:
     assert (change.text, change.usd_per_hour) == ("set training.recompute: full", 0.0)
 
 
+def test_a_setting_that_changes_numerics_comes_with_the_gpus_that_spare_it() -> None:
+    cluster, job = paper_cluster([("A100-40", "va", 1)]), paper_job("qwen3-1.7b", algorithm="grpo")
+    sentence = r"set training\.precision: bf16 \(.*numerics\), or add [0-9]+ x A100-40 \(for [0-9.]+ \$/h\)\.$"
+    with pytest.raises(MemoryInfeasibleError, match=sentence):
+        require_fit(cluster, job)
+
+
 def test_async_on_one_gpu_has_too_few() -> None:
     error = infeasible_error(paper_cluster([("L4", "va", 1)]), paper_job("qwen3-0.6b", algorithm="grpo", mode="async"))
     assert isinstance(error, TooFewGpusError)

@@ -149,6 +149,14 @@ def test_calibration_document_round_trips_and_refuses_unknown_fields() -> None:
         load_calibration("format: motley.calibration/1\nlinks: {within: 1}", "c.yaml")
 
 
+def test_coefficients_of_a_gpu_type_that_does_not_exist_are_refused() -> None:
+    """Of a type that is misspelt they would silently be the built-in ones."""
+    text = "format: motley.calibration/1\ngpu_types: {A100: {hbm: 0.5}, mine: {hbm: 0.5}}\n"
+    assert set(load_calibration(text, "c.yaml").gpu_types) == {"A100", "mine"}
+    with pytest.raises(SpecError, match=r"c\.yaml: gpu_types\.A100 is 'A100'.* write 'A100-40', or remove the entry"):
+        load_calibration(text, "c.yaml", ("A100-40", "L4", "mine"))
+
+
 def test_factors_outside_their_range_are_refused() -> None:
     with pytest.raises(ValueError, match=r"eta is 2\.0"):
         CostModel.paper(eta=2.0)

@@ -11,13 +11,17 @@ from plans.cost.compact import compact_of
 from plans.cost.model import CostModel
 from plans.cost.overlap import Objective
 from plans.errors import InfeasibleError, NoIncumbentError
+from plans.explain import explain
 from plans.search.budget import Budget, Meter
 from plans.search.ilp.planner import IlpPlanner
 from plans.search.planner import make_plan
 from plans.search.problem import Problem
 from plans.search.protocol import Outcome
 from plans.search.run import SearchRun
+from plans.spec.job import Algorithm, Mode
 from plans.spec.load import cluster_from_document
+from plans.testbeds.jobs import hetrl_job
+from plans.testbeds.registry import find_testbed
 from tests.helpers.exact_cases import SHAPE, bounded_brute_force, counted_run, tiny_problem
 from tests.helpers.planner_cases import paper_cluster, paper_job
 
@@ -87,6 +91,27 @@ def test_ilp_out_of_time_with_a_plan_prints_a_valid_gap() -> None:
     assert (outcome.optimal, outcome.status, outcome.termination) == (False, "feasible", "budget")
     assert outcome.bound_s is not None
     assert outcome.bound_s <= best_s <= _seconds(problem, outcome)
+
+
+def test_ilp_on_a_cluster_too_large_for_a_proof_returns_its_first_plan_and_says_so() -> None:
+    """64 GPUs on 8 machines have 10^9 classes of placements; making them would outlast any budget, and Ctrl-C."""
+    cluster, job = find_testbed("hetrl-single-region").cluster, hetrl_job("4b", Algorithm.GRPO, Mode.SYNC)
+    result = make_plan(cluster, job, "ilp", CostModel.paper(), Budget(evaluations=200))
+    assert result.search.evaluations <= 200
+    assert (result.search.optimal, result.search.bound_s) == (False, None)
+    assert (result.search.status, result.search.termination) == ("feasible", "too large")
+    assert "the cluster is too large for a proof" in explain(cluster, job, result.plan, result.report).search
+
+
+def test_ilp_whose_budget_ends_while_it_makes_its_classes_stops_there() -> None:
+    """24 GPUs have 25,000 classes; the clock jumps over the budget while they are made."""
+    cluster, job = find_testbed("hetrl-single-region-24").cluster, hetrl_job("4b", Algorithm.GRPO, Mode.SYNC)
+    ticks = iter(range(1_000_000))
+    run = SearchRun(meter=Meter(Budget(seconds=300.0), lambda: float(next(ticks))), seed=0)
+    outcome = COLD.search(Problem(cluster, job, CostModel.paper()), run)
+    assert (outcome.plan, outcome.bound_s) == (None, None)
+    assert (outcome.status, outcome.termination) == ("no_solution", "budget")
+    assert next(ticks) < 1000
 
 
 def test_ilp_stopped_by_the_caller_says_stopped() -> None:
