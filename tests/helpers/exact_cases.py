@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from plans.cost.model import CostModel
 from plans.cost.overlap import Objective
-from plans.search.brute_force import Best, JointSearch, brute_force
+from plans.search.brute_force import JointSearch, brute_force
+from plans.search.brute_force_walk import Best
 from plans.search.budget import Budget, Meter
 from plans.search.ilp.book import BoundBook
 from plans.search.ilp.classes import make_columns

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from plans.search.brute_force import TaskClass
 from plans.search.brute_force_grids import Degrees
+from plans.search.brute_force_walk import TaskClass
 from plans.search.ilp.bounds import DecodeCurve, TaskBounds
 from plans.search.problem import Problem
 from plans.workflow import RlTask

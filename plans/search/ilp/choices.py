@@ -11,7 +11,8 @@ import numpy as np
 from plans.cost.model import Fanout
 from plans.cost.transfer import WeightLine
 from plans.memory import WEIGHT_OWNERS
-from plans.search.brute_force import JointSearch, TaskClass
+from plans.search.brute_force import JointSearch
+from plans.search.brute_force_walk import TaskClass
 from plans.search.groupings import Grouping
 from plans.search.ilp.book import BoundBook
 from plans.search.ilp.classes import Column

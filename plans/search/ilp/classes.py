@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from plans.memory import TaskMemory
-from plans.search.brute_force import JointSearch, TaskClass, counts_of
+from plans.search.brute_force import JointSearch
+from plans.search.brute_force_walk import TaskClass, counts_of
 from plans.search.ilp.book import BoundBook
 from plans.workflow import RlTask, TaskKind
 

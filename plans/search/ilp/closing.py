@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from plans.search.brute_force import Best, JointSearch, LimitReachedError
+from plans.search.brute_force import JointSearch
+from plans.search.brute_force_walk import Best, LimitReachedError
 from plans.search.budget import Meter
 from plans.search.groupings import Grouping
 from plans.search.ilp.classes import Column

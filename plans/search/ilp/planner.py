@@ -24,7 +24,7 @@ from plans.cost.compact import compact_of, plan_of
 from plans.cost.overlap import Objective, free_overlap_s
 from plans.feasibility import infeasible_error
 from plans.plan import Plan
-from plans.search.brute_force import Best
+from plans.search.brute_force_walk import Best
 from plans.search.budget import Budget, Meter
 from plans.search.genome import Genome
 from plans.search.ilp.classes import TooManyClassesError

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from plans.cost.overlap import Objective
 from plans.memory import WEIGHT_OWNERS
-from plans.search.brute_force import NOISE, Best, JointSearch
+from plans.search.brute_force import JointSearch
 from plans.search.brute_force_grids import Degrees
+from plans.search.brute_force_walk import NOISE, Best
 from plans.search.budget import Meter
 from plans.search.genome import Genome
 from plans.search.groupings import Grouping, task_groupings

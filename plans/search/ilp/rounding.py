@@ -13,7 +13,8 @@ from itertools import product
 
 import numpy as np
 
-from plans.search.brute_force import JointSearch, TaskClass
+from plans.search.brute_force import JointSearch
+from plans.search.brute_force_walk import TaskClass
 from plans.search.genome import Genome
 from plans.search.groupings import Grouping
 from plans.search.ilp.book import BoundBook

@@ -8,8 +8,9 @@ from itertools import permutations
 import pytest
 
 from plans.cost.model import CostModel
-from plans.search.brute_force import brute_force, counts_of
+from plans.search.brute_force import brute_force
 from plans.search.brute_force_grids import Degrees, RankOrder, Stock, canonical_grids, every_grid
+from plans.search.brute_force_walk import counts_of
 from tests.helpers.exact_cases import bounded_brute_force, tiny_problem
 
 
