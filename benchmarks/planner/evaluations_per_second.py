@@ -68,7 +68,7 @@ def _measure(testbed: str, size: str, algorithm: str, mode: str, *, model: str, 
     cost_model = CostModel.paper() if model == "paper" else CostModel.calibrated()
     problem = Problem(find_testbed(testbed).cluster, job, cost_model)
     begin = time.process_time()
-    load_machine_code(problem)
+    load_machine_code(problem, "sha-ea")
     first_call_s = time.process_time() - begin
     workshop = Workshop(problem, EvolutionSettings(), Balancing())
     arms = [arms[0] for arms in arms_by_grouping(problem, 0, cap=1, most_groupings=8)]

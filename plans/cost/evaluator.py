@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from plans.cost.collectives import LinkTimes
 from plans.cost.compact import CompactPlan, CompactTask, PackedPlan, packed
-from plans.cost.compiled.tables import RINGS_KEPT
+from plans.cost.compiled.tables import RINGS_ASKED, RINGS_KEPT
 from plans.cost.group_memory import MemoryPricer
 from plans.cost.iteration import PhaseTimes
 from plans.cost.model import CostModel
@@ -26,10 +26,10 @@ from plans.spec.cluster import Cluster, FloatArray, IntArray
 from plans.spec.job import Job
 from plans.workflow import RlTask, workflow_of
 
-if TYPE_CHECKING:  # machine code is loaded when somebody searches
-    from plans.cost.compiled.plain import PlainTables
-
 ResultT = TypeVar("ResultT")
+
+#: Strategies of load balancing where nothing is balanced.
+_NO_STRATEGIES = np.zeros(3, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class PlanEvaluator:
 
     def __init__(self, cluster: Cluster, job: Job, model: CostModel) -> None:
         # Machine code is loaded when somebody searches, not when the package is imported.
-        from plans.cost.compiled import balance, build, plain, rings, stages, transfer, whole_plan
+        from plans.cost.compiled import build, doors, whole_plan
+        from plans.cost.compiled.words import words_of
 
         self.cluster, self.job, self.model = cluster, job, model
         self.view = cluster.view
@@ -74,34 +75,34 @@ class PlanEvaluator:
         self.terms = {task: build_terms(self.view, job, task, model) for task in self.tasks}
         self.memory = MemoryPricer(self.view, job)
         self._tables = build.build_tables(self.view, job, model, self.links, self.terms, self.memory.tables)
-        self._plain = plain.plain_tables(self._tables)
+        self._words = words_of(self._tables)
         self._asked = self._tables.rings.num_asked
         self._rings_kept = 0
         self._row = {task: index for index, task in enumerate(self.tasks)}
         self._generation = self._row[RlTask.ACTOR_GENERATION]
-        self._rings, self._stages, self._balance = rings, stages, balance
-        self._transfer, self._plan, self._build, self._named = transfer, whole_plan, build, plain
+        self._doors, self._build, self._words_of, self._code = doors, build, words_of, whole_plan
+        # What a call writes, large enough for any plan.
+        most, num_tasks = self.view.num_gpus, len(self.tasks)
+        self._layers, self._samples, self._rooms, self._batches = (
+            np.empty(count, dtype=np.int64) for count in (most * num_tasks, most * num_tasks, most, most)
+        )
+        self._seconds = np.empty(whole_plan.TASKS_S + num_tasks)
 
     @property
-    def plain(self) -> PlainTables:
+    def words(self) -> IntArray:
         """The constants, for compiled code that searches call themselves; see `solve_rings`."""
-        return self._plain
+        return self._words
 
     def evaluate(self, plan: CompactPlan) -> Evaluation:
         """Return the price of a plan; its tasks must be exactly those of the job."""
         arrays = packed(self.tasks, plan.groups, plan.tasks)
         dp = plan.tasks[RlTask.ACTOR_GENERATION].dp
-        rooms, batches = np.empty(dp, dtype=np.int64), np.empty(dp, dtype=np.int64)
-        seconds = np.empty(self._plan.TASKS_S + len(self.tasks))
-        overflow = self._settled(
-            lambda: self._plan.price_plan(
-                self._plain, arrays.shape, arrays.gpus, arrays.layers, arrays.samples, rooms, batches, seconds
-            )
-        )
-        iteration, generation, inference, training, transfer, *each = seconds.tolist()
+        overflow = self._price(self._code.PRICE, _NO_STRATEGIES, arrays)
+        iteration, generation, inference, training, transfer, *each = self._seconds.tolist()
         phases = PhaseTimes(generation, inference, training, transfer, iteration)
         task_s = dict(zip(self.tasks, each, strict=True))
-        return Evaluation(iteration, overflow, phases, task_s, tuple(batches.tolist()), tuple(rooms.tolist()))
+        rooms, batches = (tuple(counts[:dp].tolist()) for counts in (self._rooms, self._batches))
+        return Evaluation(iteration, overflow, phases, task_s, batches, rooms)
 
     def balance(self, strategies: IntArray, plan: PackedPlan) -> bool:
         """Balance a plan given without layers and samples; write both, return whether every task can be placed.
@@ -110,10 +111,7 @@ class PlanEvaluator:
             strategies: which of the strategies of load balancing are used [3] (`whole_plan`).
             plan: shape and GPUs; its layers and samples are written.
         """
-        found: bool = self._settled(
-            lambda: self._plan.balance_plan(self._tables, strategies, plan.shape, plan.gpus, plan.layers, plan.samples)
-        )
-        return found
+        return math.isfinite(self._price(self._code.BALANCE, strategies, plan))
 
     def score_candidate(self, strategies: IntArray, shape: IntArray, gpus: IntArray) -> tuple[float, float]:
         """Balance and price a candidate: return `score_s` and `overflow_bytes`, both infinite where it can't be placed.
@@ -123,12 +121,19 @@ class PlanEvaluator:
             shape: a row per task, in the order of `tasks` [T, NUM_SHAPE].
             gpus: GPUs of all tasks, one after the other.
         """
+        overflow = self._price(self._code.SCORE, strategies, PackedPlan(shape, gpus, self._layers, self._samples))
+        return (math.inf if overflow > 0.0 else float(self._seconds[0])), overflow
+
+    def _price(self, wanted: int, strategies: IntArray, plan: PackedPlan) -> float:
+        """Return the bytes that a plan lacks; what else is wanted is in `plan` and in the arrays kept for it."""
         self._asked[0] = 0
-        found = self._plan.score_candidate(self._plain, strategies, shape, gpus)
-        while self._asked[0]:
+        while True:
+            overflow: float = self._doors.price_plan(
+                self._words, strategies, wanted, *plan, self._rooms, self._batches, self._seconds
+            )
+            if not self._asked[0]:
+                return overflow
             self.solve_rings()
-            found = self._plan.score_candidate(self._plain, strategies, shape, gpus)
-        return found
 
     def price_alone(
         self, strategies: IntArray, task: RlTask, row: IntArray, gpus: IntArray, held_bytes: float
@@ -143,25 +148,25 @@ class PlanEvaluator:
             held_bytes: bytes of other models assumed on each GPU (they take room from the key/value cache).
         """
         self._asked[0] = 0
-        found = self._plan.price_alone(self._plain, strategies, self._row[task], row, gpus, held_bytes)
+        found = self._doors.price_alone(self._words, strategies, self._row[task], row, gpus, held_bytes)
         while self._asked[0]:
             self.solve_rings()
-            found = self._plan.price_alone(self._plain, strategies, self._row[task], row, gpus, held_bytes)
+            found = self._doors.price_alone(self._words, strategies, self._row[task], row, gpus, held_bytes)
         return found
 
     def solve_rings(self) -> None:
         """Solve the rings that compiled code asked for, and keep them; it must be asked again then."""
-        rings, most = self._tables.rings, RINGS_KEPT // 2
-        for index in range(min(int(self._asked[0]), len(rings.asked_bytes))):
-            if self._rings_kept >= most:
-                rings.keys[:] = 0
-                self._rings_kept = 0
+        rings, count = self._tables.rings, min(int(self._asked[0]), RINGS_ASKED)
+        if self._rings_kept + count > RINGS_KEPT // 2:
+            rings.keys[:] = 0
+            self._rings_kept = 0
+        edges = np.empty((count, 2))
+        for index in range(count):
             counts = rings.asked_counts[index]
             machines = np.repeat(np.arange(len(counts)), counts)
-            edge = self.links.slowest_edge(tuple(machines.tolist()), float(rings.asked_bytes[index]))
-            at = self._rings.find_ring(rings.keys, *rings.asked_keys[index])
-            rings.keys[at], rings.edges[at] = rings.asked_keys[index], edge
-            self._rings_kept += 1
+            edges[index] = self.links.slowest_edge(tuple(machines.tolist()), float(rings.asked_bytes[index]))
+        self._doors.keep_rings(self._words, edges)
+        self._rings_kept += count
         self._asked[0] = 0
 
     def task_s(self, task: RlTask, placement: CompactTask, decode_batches: Sequence[int] = ()) -> float:
@@ -171,8 +176,8 @@ class PlanEvaluator:
         machines, layers = self._machines(placement), np.array(placement.layers, dtype=np.int64)
         samples, batches = (np.array(values, dtype=np.int64) for values in (placement.samples, decode_batches))
         found: float = self._settled(
-            lambda: self._stages.task_s(
-                self._tables, self._row[task], machines, layers, placement.tp, placement.micro_batch_size, samples,
+            lambda: self._doors.task_s(
+                self._words, self._row[task], machines, layers, placement.tp, placement.micro_batch_size, samples,
                 batches,
             )
         )  # fmt: skip
@@ -197,9 +202,7 @@ class PlanEvaluator:
         tasks = {RlTask.ACTOR_TRAINING: training, RlTask.ACTOR_GENERATION: generation}
         rows = packed(tuple(tasks), (tuple(tasks),), tasks).shape
         source, target = ((task.flat.astype(np.int64), np.array(task.layers)) for task in (training, generation))
-        found: float = self._settled(
-            lambda: self._transfer.transfer_s(self._tables, rows[0], *source, rows[1], *target)
-        )
+        found: float = self._settled(lambda: self._doors.transfer_s(self._words, rows[0], *source, rows[1], *target))
         return found
 
     def split_layers(self, task: RlTask, placement: CompactTask, split: int) -> tuple[int, ...] | None:
@@ -214,8 +217,8 @@ class PlanEvaluator:
         """
         machines, layers = self._machines(placement), np.empty(placement.pp, dtype=np.int64)
         is_split = self._settled(
-            lambda: self._balance.split_layers(
-                self._tables, self._row[task], machines, placement.dp, placement.pp, placement.tp,
+            lambda: self._doors.split_layers(
+                self._words, self._row[task], machines, placement.dp, placement.pp, placement.tp,
                 placement.micro_batch_size, split, layers,
             )
         )  # fmt: skip
@@ -224,8 +227,8 @@ class PlanEvaluator:
     def resident_share(self, task: RlTask, placement: CompactTask) -> float:
         """Return the largest share of a GPU's memory that its shard of the task's model fills."""
         machines, layers = self._machines(placement), np.array(placement.layers, dtype=np.int64)
-        found: float = self._balance.resident_share(
-            self._tables, self._row[task], machines, placement.dp, layers, placement.tp
+        found: float = self._doors.resident_share(
+            self._words, self._row[task], machines, placement.dp, layers, placement.tp
         )
         return found
 
@@ -238,8 +241,8 @@ class PlanEvaluator:
         machines = self._machines(placement)[start : start + placement.pp * placement.tp]
         layers = np.array(placement.layers, dtype=np.int64)
         found: float = self._settled(
-            lambda: self._stages.stage_totals(
-                self._tables, self._row[task], machines, layers, placement.tp, mbs, samples, batch, totals
+            lambda: self._doors.stage_totals(
+                self._words, self._row[task], machines, layers, placement.tp, mbs, samples, batch, totals
             )
         )
         return found
@@ -252,7 +255,7 @@ class PlanEvaluator:
         decode = self.terms[RlTask.ACTOR_GENERATION].decode
         if decode is not None and batch >= len(self._tables.tails):
             self._tables = self._tables._replace(tails=self._build.tails_up_to(decode, batch))
-            self._plain = self._named.plain_tables(self._tables)
+            self._words = self._words_of(self._tables)
 
     def _settled(self, call: Callable[[], ResultT]) -> ResultT:
         """Return the answer of compiled code once all rings are known that it asks for."""

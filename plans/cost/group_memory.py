@@ -33,22 +33,22 @@ class MemoryPricer:
         """Build the constants."""
         # Machine code is loaded when somebody searches, not when the package is imported.
         from plans.cost.compiled.build import build_memory
-        from plans.cost.compiled.memory import group_overflow, place_tasks
+        from plans.cost.compiled.doors import group_overflow
+        from plans.cost.compiled.words import words_of
 
         self._tasks = workflow_of(job).tasks
         self.tables = build_memory(view, job)
-        self._place_tasks, self._overflow = place_tasks, group_overflow
+        self._words, self._overflow = words_of(self.tables), group_overflow
 
     def group_memory(self, group: tuple[RlTask, ...], tasks: Mapping[RlTask, CompactTask]) -> GroupMemory:
         """Return the outcome of one group."""
         plan = packed(self._tasks, (group,), tasks)
-        self._place_tasks(plan.shape)
         generates = RlTask.ACTOR_GENERATION in group
         dp = tasks[RlTask.ACTOR_GENERATION].dp if generates else 0
         rooms, batches = np.zeros(dp, dtype=np.int64), np.zeros(dp, dtype=np.int64)
         resident, working = self._zeros(), self._zeros()
         overflow = self._overflow(
-            self.tables, plan.shape, plan.gpus, plan.layers, plan.samples, 0, resident, working, rooms, batches
+            self._words, plan.shape, plan.gpus, plan.layers, plan.samples, 0, resident, working, rooms, batches
         )
         return GroupMemory(
             overflow, tuple(batches.tolist()), tuple(rooms.tolist()), float(resident.sum() + working.sum())

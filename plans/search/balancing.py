@@ -65,7 +65,7 @@ class TaskRates:
 def share_samples(total: int, unit_s: Sequence[float]) -> tuple[int, ...]:
     """Return samples per replica that minimise the largest `samples * unit_s`, each at least 1; `total` >= replicas."""
     # Machine code is loaded when somebody searches, not when the package is imported.
-    from plans.cost.compiled.balance import share_samples as compiled_share_samples
+    from plans.cost.compiled.doors import share_samples as compiled_share_samples
 
     samples = np.empty(len(unit_s), dtype=np.int64)
     compiled_share_samples(total, np.array(unit_s, dtype=np.float64), samples)

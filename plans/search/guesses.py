@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from plans.cost.compiled.tables import FloatVector, IntArray, IntMatrix, IntVector
 from plans.search.degrees import offered_pp_degrees, tp_degrees
 from plans.search.layouts import Arrangement, Recipe, TaskLayout
 from plans.search.machine_order import MachineOrder
 from plans.search.seeds import Draws
-from plans.spec.cluster import FloatArray, IntArray
 from plans.spec.llm import LlmShape
 from plans.workflow import TaskKind
 
@@ -29,26 +29,22 @@ if TYPE_CHECKING:  # limits are about layouts
 ARRANGEMENTS = (Arrangement.REPLICA_BLOCKS, Arrangement.STAGE_BLOCKS, Arrangement.SLOW_ENDS)
 
 
-PlainChoices = tuple[IntArray, IntArray, FloatArray, IntArray, IntArray, IntArray, IntArray]
-"""The fields of `Choices` in order: calls of machine code with named tuples begin later."""
-
-
 class Choices(NamedTuple):
     """What a set of GPUs allows, for machine code; m = its machines, G = its GPUs, S = subsets of its machines."""
 
-    gpus: IntArray
+    gpus: IntMatrix
     """GPUs machine by machine, near machines side by side; the same with GPU types side by side [2, G]."""
-    machines: IntArray
+    machines: IntMatrix
     """Machine of each of them, counted from 0 [2, G]."""
-    speeds: FloatArray
+    speeds: FloatVector
     """Speed of a GPU of each machine [m]."""
-    subsets: IntArray
+    subsets: IntMatrix
     """Whether a subset has a machine: 0 or 1 [S, m]."""
-    tps: IntArray
+    tps: IntMatrix
     """TP degrees that fit a machine of a subset, largest first, then 0 [S, most]."""
-    pps: IntArray
+    pps: IntMatrix
     """PP degrees on offer by number of units, least first, then 0 [most units + 1, most]."""
-    bounds: IntArray
+    bounds: IntVector
     """Layers of the model, and the smallest pp * tp at which a shard can fit a GPU [2]."""
 
 
@@ -76,9 +72,10 @@ class LayoutGuesses:
             limit: what the task's engine can run; None = anything.
         """
         # Machine code is loaded when somebody searches, not when the package is imported.
+        from plans.cost.compiled.words import words_of
         from plans.search.compiled.recipes import build_recipe
 
-        self._build_recipe = build_recipe
+        self._words_of, self._build_recipe = words_of, build_recipe
         self._order, self._shape, self._least_shards, self._limit = order, shape, least_shards, limit
         self._num_gpus = len(gpus)
         members: dict[int, list[int]] = {}
@@ -91,15 +88,20 @@ class LayoutGuesses:
         self._tps: dict[int, tuple[int, ...]] = {}
 
     @cached_property
-    def choices(self) -> PlainChoices:
-        """The `Choices` without names."""
+    def words(self) -> IntArray:
+        """The words of the choices, for machine code."""
+        return self._words_of(self.choices)
+
+    @cached_property
+    def choices(self) -> Choices:
+        """What the GPUs allow."""
         number = {machine: index for index, machine in enumerate(self._blocks)}
         orders = [sorted(self._blocks, key=rank.__getitem__) for rank in (self._order.near_rank, self._order.type_rank)]
         placed = [[(gpu, number[machine]) for machine in order for gpu in self._blocks[machine]] for order in orders]
         pairs = np.array(placed, dtype=np.int64)
         tps = [self.tps(subset) for subset in range(len(self.subsets))]
         most = max(map(len, tps))
-        choices = Choices(
+        return Choices(
             gpus=np.ascontiguousarray(pairs[:, :, 0]),
             machines=np.ascontiguousarray(pairs[:, :, 1]),
             speeds=np.array(list(self._speed.values())),
@@ -108,8 +110,6 @@ class LayoutGuesses:
             pps=offered_degrees(self._shape, len(self._order.view.machine_of), self._most_pp),
             bounds=np.array([self._shape.layers, self._least_shards], dtype=np.int64),
         )
-        gpus, machines, speeds, subsets, degrees, pps, bounds = choices
-        return gpus, machines, speeds, subsets, degrees, pps, bounds
 
     @property
     def _most_pp(self) -> int | None:
@@ -131,7 +131,7 @@ class LayoutGuesses:
         subset, tp, pp, by_type, arrangement = recipe
         row = np.array((subset, tp, pp, by_type, ARRANGEMENTS.index(arrangement)), dtype=np.int64)
         gpus = np.empty(self._num_gpus, dtype=np.int64)
-        dp = self._build_recipe(self.choices, row, gpus)
+        dp = self._build_recipe(self.words, row, gpus)
         return TaskLayout.of_array(dp, pp, tp, gpus[: dp * pp * tp], recipe) if dp else None
 
     def tps(self, subset: int) -> tuple[int, ...]:

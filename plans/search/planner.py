@@ -167,7 +167,7 @@ def make_plan(
         or problem.view.num_gpus < problem.least_groups
     ):
         raise infeasible_error(cluster, job)
-    load_machine_code(problem, partial(_tell_of_compiling, on_progress))
+    load_machine_code(problem, planner.name, partial(_tell_of_compiling, on_progress))
     meter = Meter(budget if budget is not None else Budget(evaluations=20_000), clock, should_stop)
     run = SearchRun(meter=meter, seed=seed, workers=workers, on_progress=on_progress, warm_start=warm_start)
     outcome = planner.search(problem, run)

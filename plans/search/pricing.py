@@ -12,7 +12,7 @@ from plans.cost.compact import CompactPlan, CompactTask, PackedPlan, read_only_g
 from plans.cost.evaluator import Evaluation, PlanEvaluator
 from plans.search.balancing import SPLIT_NUMBERS, Balancing
 from plans.search.genome import Genome
-from plans.search.guesses import ARRANGEMENTS, PlainChoices
+from plans.search.guesses import ARRANGEMENTS, LayoutGuesses
 from plans.search.layouts import Recipe, TaskLayout
 from plans.search.limits import NO_LIMITS, Limits
 from plans.search.ranked_layout import RankedLayout
@@ -110,28 +110,28 @@ class Pricer:
         row = np.array(self._row(task, layout, 0), dtype=np.int64)
         return self.evaluator.price_alone(self._strategies, task, row, layout.array, held_bytes)
 
-    def rank(self, task: RlTask, choices: PlainChoices, held_bytes: float, *, deep: bool) -> tuple[RankedLayout, ...]:
+    def rank(self, task: RlTask, guesses: LayoutGuesses, held_bytes: float, *, deep: bool) -> tuple[RankedLayout, ...]:
         """Return good layouts of one task alone, priced as `task_s` prices them: the fastest, then leaner ones.
 
         Args:
             task: the task.
-            choices: what its GPUs allow.
+            guesses: the source of its layouts.
             held_bytes: bytes of other models assumed on each GPU.
             deep: try several times as many.
         """
         code, evaluator = self._ranking, self.evaluator
         row, micro_batch = evaluator.tasks.index(task), self._micro_batch[task]
-        state, most = np.zeros(code.NUM_STATE, dtype=np.int64), code.most_recipes(choices)
+        state, most = np.zeros(code.NUM_STATE, dtype=np.int64), code.most_recipes(guesses.choices)
         recipes, hashes = np.empty((most, self._num_recipe), dtype=np.int64), np.empty(most, dtype=np.int64)
         prices = np.empty((most, 2))
         while not code.rank_recipes(
-            evaluator.plain, self._strategies, row, micro_batch, held_bytes, choices, deep, state, recipes, hashes,
-            prices,
+            evaluator.words, self._strategies, row, micro_batch, held_bytes, guesses.words, deep, state, recipes,
+            hashes, prices,
         ):  # fmt: skip
             evaluator.solve_rings()
         kept, replicas = np.empty(code.KEPT, dtype=np.int64), np.empty(code.KEPT, dtype=np.int64)
-        gpus = np.empty((code.KEPT, choices[0].shape[1]), dtype=np.int64)
-        count = code.keep_best(choices, state, recipes, hashes, prices, kept, replicas, gpus)
+        gpus = np.empty((code.KEPT, guesses.choices.gpus.shape[1]), dtype=np.int64)
+        count = code.keep_best(guesses.words, state, recipes, hashes, prices, kept, replicas, gpus)
         found = []
         for place, number in enumerate(kept[:count].tolist()):
             seconds, share = prices[number].tolist()

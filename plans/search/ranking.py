@@ -93,7 +93,7 @@ class Ranker:
         found = self._cache.get(key)
         if found is None:
             guesses = self.guesses(self._twin[task], tuple(sorted(names)))
-            found = self._pricer.rank(self._twin[task], guesses.choices, held, deep=deep)
+            found = self._pricer.rank(self._twin[task], guesses, held, deep=deep)
             self._cached_gpus += sum(len(entry.gpus) for entry in found) + len(gpus)
             if self._cached_gpus > CACHE_GPUS:
                 self._cache.clear()

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from plans.cost.compiled.jit import compiled
+from plans.cost.compiled.arrays import fill, largest_at, least_of
+from plans.cost.compiled.jit import inner
 from plans.cost.compiled.memory import parameter_bytes
 from plans.cost.compiled.places import NUM_PLACE, is_same, measure_places
 from plans.cost.compiled.stages import shares_s, unit_s
@@ -23,20 +24,21 @@ from plans.cost.compiled.tables import (
 )
 
 
-@compiled
+@inner
 def room_bytes(capacity: FloatArray, machines: IntArray, dp: int, pp: int, tp: int) -> FloatArray:
     """Return the bytes that tasklets of each stage may use: those of its smallest GPU [pp].
 
     `capacity`: bytes that tasklets may use on a GPU of each machine [M].
     """
-    room = np.full(pp, math.inf)
+    room = np.empty(pp)
+    fill(room, math.inf)
     for index in range(dp * pp * tp):
         stage = index // tp % pp
         room[stage] = min(room[stage], capacity[machines[index]])
     return room
 
 
-@compiled
+@inner
 def resident_share(tables: Tables, task: int, machines: IntArray, dp: int, layers: IntArray, tp: int) -> float:
     """Return the largest share of a GPU's memory that its shard of the model fills."""
     memory, pp, largest = tables.memory.tasks[task], len(layers), 0.0
@@ -49,7 +51,7 @@ def resident_share(tables: Tables, task: int, machines: IntArray, dp: int, layer
     return largest
 
 
-@compiled
+@inner
 def split_layers(
     tables: Tables, task: int, machines: IntArray, dp: int, pp: int, tp: int, mbs: int, split: int, layers: IntArray
 ) -> bool:
@@ -59,7 +61,7 @@ def split_layers(
     return placed_split(tables, task, machines, places, dp, pp, tp, mbs, split, layers)
 
 
-@compiled
+@inner
 def placed_split(
     tables: Tables, task: int, machines: IntArray, places: FloatArray, dp: int, pp: int, tp: int, mbs: int, split: int,
     layers: IntArray,
@@ -75,7 +77,7 @@ def placed_split(
     if pp > total:
         return False
     if split == SPLIT_EVEN:
-        _proportional(total, np.ones(pp), layers)
+        _even(total, layers)
         return True
     room = room_bytes(tables.memory.capacity_bytes, machines, dp, pp, tp)
     if split == SPLIT_MEMORY:
@@ -83,7 +85,7 @@ def placed_split(
         return True
     relative, fixed = np.zeros(pp), np.zeros(pp)
     if not _relative_costs(tables.terms[task], machines, places, dp, tp, mbs, relative, fixed):
-        _proportional(total, np.ones(pp), layers)  # a TP group over a forbidden link: no split helps
+        _even(total, layers)  # a TP group over a forbidden link: no split helps
         return True
     memory = tables.memory.tasks[task]
     each = parameter_bytes(memory, dp) / tp
@@ -95,7 +97,7 @@ def placed_split(
     return greedy_layers(total, relative, fixed, caps, layers)
 
 
-@compiled
+@inner
 def _relative_costs(
     terms: FloatArray, machines: IntArray, places: FloatArray, dp: int, tp: int, mbs: int, relative: FloatArray,
     fixed: FloatArray,
@@ -124,7 +126,7 @@ def _relative_costs(
     return True
 
 
-@compiled
+@inner
 def greedy_layers(total: int, layer_s: FloatArray, fixed_s: FloatArray, caps: IntArray, layers: IntArray) -> bool:
     """Write layers per stage that make the slowest stage fastest; False where the caps hold too few layers.
 
@@ -134,7 +136,7 @@ def greedy_layers(total: int, layer_s: FloatArray, fixed_s: FloatArray, caps: In
     for j in range(pp):
         layers[j] = 1
         room += caps[j]
-    if total < pp or room < total or caps.min() < 1:
+    if total < pp or room < total or least_of(caps) < 1:
         return False
     for _ in range(total - pp):
         best, least = -1, math.inf
@@ -147,10 +149,12 @@ def greedy_layers(total: int, layer_s: FloatArray, fixed_s: FloatArray, caps: In
     return True
 
 
-@compiled
+@inner
 def _proportional(total: int, weights: FloatArray, shares: IntArray) -> None:
     """Write whole shares in proportion to weights, by largest remainder, each at least 1 (`proportional_shares`)."""
-    count, weight_sum, scale = len(weights), weights.sum(), 0.0
+    count, weight_sum, scale = len(weights), 0.0, 0.0
+    for weight in weights:
+        weight_sum += weight
     spare = total - count
     exact = np.empty(count)
     for i in range(count):
@@ -165,19 +169,24 @@ def _proportional(total: int, weights: FloatArray, shares: IntArray) -> None:
         rest[i] = exact[i] - shares[i]
         left -= shares[i]
     for _ in range(left):
-        best = 0
-        for i in range(1, count):
-            if rest[i] > rest[best]:
-                best = i
+        best = largest_at(rest)
         shares[best] += 1
         rest[best] -= 2.0  # served
     if left < 0:  # floors of almost whole numbers were rounded up
-        shares[rest.argmax()] += left
+        shares[largest_at(rest)] += left
     for i in range(count):
         shares[i] += 1
 
 
-@compiled
+@inner
+def _even(total: int, shares: IntArray) -> None:
+    """Write whole shares of equal weights, as `_proportional`."""
+    weights = np.empty(len(shares))
+    fill(weights, 1.0)
+    _proportional(total, weights, shares)
+
+
+@inner
 def even_samples(total: int, samples: IntArray) -> None:
     """Write equal samples per replica, the first ones one more where they do not divide."""
     dp = len(samples)
@@ -186,7 +195,7 @@ def even_samples(total: int, samples: IntArray) -> None:
         samples[i] = base + 1 if i < extra else base
 
 
-@compiled
+@inner
 def speed_samples(
     tables: Tables, task: int, machines: IntArray, places: FloatArray, layers: IntArray, tp: int, mbs: int,
     rooms: IntArray, total: int, samples: IntArray,
@@ -213,7 +222,7 @@ def speed_samples(
     share_samples(total, units, samples)
 
 
-@compiled
+@inner
 def share_samples(total: int, units: FloatArray, samples: IntArray) -> None:
     """Write samples per replica that minimise the largest `samples * unit`, each at least 1.
 
@@ -251,7 +260,7 @@ def share_samples(total: int, units: FloatArray, samples: IntArray) -> None:
         given[c] += 1
 
 
-@compiled
+@inner
 def _give(left: int, seconds: FloatArray, members: IntArray, held: IntArray) -> None:
     """Give out the samples that are left to classes of replicas, or take back what was given too much."""
     classes = len(seconds)

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from plans.cost.compiled.jit import compiled
+from plans.cost.compiled.arrays import are_equal, fill, least_of
+from plans.cost.compiled.jit import inner
 from plans.cost.compiled.tables import (
     COPY_BYTES,
     DP,
@@ -47,13 +48,13 @@ from plans.cost.compiled.tables import (
 from plans.memory import GATHERED_LAYERS, LAYER_ACTIVATION_BYTES
 
 
-@compiled
+@inner
 def is_spread(memory: FloatArray, dp: int) -> bool:
     """Tell whether each of `dp` replicas of a training task keeps a part of each tensor."""
     return bool(memory[IS_TRAINING] and memory[SPREADS_ALL] and dp > 1)
 
 
-@compiled
+@inner
 def parameter_bytes(memory: FloatArray, dp: int) -> float:
     """Return resident bytes per parameter of a tasklet, with `dp` replicas to share what the job lets them share."""
     if not memory[IS_TRAINING]:
@@ -64,14 +65,14 @@ def parameter_bytes(memory: FloatArray, dp: int) -> float:
     return memory[REPLICATED_BYTES] + memory[STATE_BYTES] / shards
 
 
-@compiled
+@inner
 def stage_bytes(memory: FloatArray, layers: IntArray, stage: int, tp: int, dp: int) -> float:
     """Return resident bytes of a tasklet of a stage."""
     parameters = layers[stage] * memory[LAYER_PARAMETERS] + _end_parameters(memory, stage, len(layers))
     return parameter_bytes(memory, dp) * (parameters / tp)
 
 
-@compiled
+@inner
 def _end_parameters(memory: FloatArray, stage: int, pp: int) -> float:
     """Return the parameters of a stage that are in no layer: embedding and head."""
     if pp == 1:
@@ -81,7 +82,7 @@ def _end_parameters(memory: FloatArray, stage: int, pp: int) -> float:
     return memory[LAST_PARAMETERS] if stage == pp - 1 else 0.0
 
 
-@compiled
+@inner
 def _gathered_bytes(memory: FloatArray, stage: int, pp: int, tp: int, dp: int) -> float:
     """Return what is whole at a time of spread tensors."""
     if not is_spread(memory, dp):
@@ -90,14 +91,14 @@ def _gathered_bytes(memory: FloatArray, stage: int, pp: int, tp: int, dp: int) -
     return memory[GATHERED_BYTES] * (layers + 2.0 * _end_parameters(memory, stage, pp)) / tp
 
 
-@compiled
+@inner
 def cache_bytes(memory: FloatArray, layers: int, tp: int) -> float:
     """Return key/value cache bytes of one full-length sequence on a tasklet."""
     heads = max(1.0, memory[KV_HEADS] / tp)
     return memory[TOKENS] * layers * 2.0 * heads * memory[HEAD_DIM] * memory[ELEMENT_BYTES]
 
 
-@compiled
+@inner
 def working_bytes(
     memory: FloatArray, layers: IntArray, stage: int, tp: int, dp: int, mbs: int, micro_batches: int
 ) -> float:
@@ -116,7 +117,7 @@ def working_bytes(
     return saved + one_layer + rest
 
 
-@compiled
+@inner
 def place_tasks(shape: IntArray) -> None:
     """Fill in where the GPUs, layers, samples and places of each task begin."""
     gpus = layers = samples = places = 0
@@ -128,39 +129,39 @@ def place_tasks(shape: IntArray) -> None:
         places += row[DP] * row[PP]
 
 
-@compiled
+@inner
 def gpus_of(row: IntArray, gpus: IntArray) -> IntArray:
     """Return the GPUs of a task [dp * pp * tp], given its row of the plan's shape."""
     return gpus[row[GPUS_AT] : row[GPUS_AT] + row[DP] * row[PP] * row[TP]]
 
 
-@compiled
+@inner
 def layers_of(row: IntArray, layers: IntArray) -> IntArray:
     """Return the layers per stage of a task [pp], given its row of the plan's shape."""
     return layers[row[LAYERS_AT] : row[LAYERS_AT] + row[PP]]
 
 
-@compiled
+@inner
 def samples_of(row: IntArray, samples: IntArray) -> IntArray:
     """Return the samples per replica of a task [dp], given its row of the plan's shape."""
     return samples[row[SAMPLES_AT] : row[SAMPLES_AT] + row[DP]]
 
 
-@compiled
+@inner
 def places_of(row: IntArray, places: FloatArray) -> FloatArray:
     """Return the places of a task [dp * pp, NUM_PLACE], given its row of the plan's shape."""
     return places[row[PLACES_AT] : row[PLACES_AT] + row[DP] * row[PP]]
 
 
-@compiled
+@inner
 def uses_same_places(row: IntArray, other: IntArray, gpus: IntArray) -> bool:
     """Tell whether two tasks have the same GPUs and degrees."""
     if row[DP] != other[DP] or row[PP] != other[PP] or row[TP] != other[TP]:
         return False
-    return bool((gpus_of(row, gpus) == gpus_of(other, gpus)).all())
+    return are_equal(gpus_of(row, gpus), gpus_of(other, gpus))
 
 
-@compiled
+@inner
 def is_in_place(memory: MemoryTables, task: int, shape: IntArray, gpus: IntArray, layers: IntArray) -> bool:
     """Tell whether a task uses a training task's weights: in its group, same GPUs, degrees and layers, all whole."""
     owner = np.int64(memory.tasks[task, OWNER])
@@ -168,10 +169,10 @@ def is_in_place(memory: MemoryTables, task: int, shape: IntArray, gpus: IntArray
         return False
     if is_spread(memory.tasks[owner], shape[owner, DP]):
         return False
-    return bool((layers_of(shape[task], layers) == layers_of(shape[owner], layers)).all())
+    return are_equal(layers_of(shape[task], layers), layers_of(shape[owner], layers))
 
 
-@compiled
+@inner
 def hold_group(
     memory: MemoryTables, shape: IntArray, gpus: IntArray, layers: IntArray, samples: IntArray, group: int,
     resident: FloatArray, working: FloatArray,
@@ -188,8 +189,8 @@ def hold_group(
         resident: bytes of weights, gradients and states [N].
         working: bytes of the largest working set [N].
     """
-    resident[:] = 0.0
-    working[:] = 0.0
+    fill(resident, 0.0)
+    fill(working, 0.0)
     for task in range(len(shape)):
         if shape[task, GROUP] == group:
             held = not is_in_place(memory, task, shape, gpus, layers)
@@ -199,7 +200,7 @@ def hold_group(
             )  # fmt: skip
 
 
-@compiled
+@inner
 def _hold_task(
     memory: FloatArray, row: IntArray, gpus: IntArray, layers: IntArray, samples: IntArray, is_held: bool,
     resident: FloatArray, working: FloatArray,
@@ -221,7 +222,7 @@ def _hold_task(
                 working[gpu] = max(working[gpu], needed)
 
 
-@compiled
+@inner
 def find_rooms(
     memory: MemoryTables, row: IntArray, gpus: IntArray, layers: IntArray, resident: FloatArray, rooms: IntArray
 ) -> None:
@@ -247,7 +248,7 @@ def find_rooms(
         rooms[i] = max(0, np.int64(math.floor(min(float(memory.most_sequences), fits))))
 
 
-@compiled
+@inner
 def group_overflow(
     memory: MemoryTables, shape: IntArray, gpus: IntArray, layers: IntArray, samples: IntArray, group: int,
     resident: FloatArray, working: FloatArray, rooms: IntArray, batches: IntArray,
@@ -270,7 +271,7 @@ def group_overflow(
     return lacking
 
 
-@compiled
+@inner
 def _add_cache(
     memory: MemoryTables, row: IntArray, gpus: IntArray, layers: IntArray, samples: IntArray, resident: FloatArray,
     working: FloatArray, rooms: IntArray, batches: IntArray,
@@ -279,7 +280,7 @@ def _add_cache(
     pp, tp, lacking = row[PP], row[TP], 0.0
     for i in range(row[DP]):
         batches[i] = max(1, min(rooms[i], samples[i]))
-    least = rooms.min()
+    smallest = least_of(rooms)
     for j in range(pp):
         each = cache_bytes(memory.tasks[memory.generation], layers[j], tp)
         for i in range(row[DP]):
@@ -287,6 +288,6 @@ def _add_cache(
             for index in range(at, at + tp):
                 gpu = gpus[index]
                 working[gpu] = max(working[gpu], batches[i] * each)
-                if least < 1:
+                if smallest < 1:
                     lacking += max(0.0, each - (memory.usable_bytes[memory.machine_of[gpu]] - resident[gpu]))
     return lacking

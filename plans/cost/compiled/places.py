@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from plans.cost.compiled.jit import compiled
+from plans.cost.compiled.jit import inner
 from plans.cost.compiled.rings import pair_s, ring_s, ring_steps
 from plans.cost.compiled.tables import ACTIVATION_BYTES, FloatArray, IntArray, Tables
 
@@ -17,7 +17,7 @@ from plans.cost.compiled.tables import ACTIVATION_BYTES, FloatArray, IntArray, T
 FLOP_PER_S, HBM_BYTES_PER_S, OVERHEAD_S, RING_S, PAIR_S, NUM_PLACE = range(6)
 
 
-@compiled
+@inner
 def measure_places(
     tables: Tables, task: int, machines: IntArray, dp: int, pp: int, tp: int, mbs: int, places: FloatArray
 ) -> None:
@@ -63,7 +63,7 @@ def measure_places(
                 places[place, PAIR_S] = pair_s(tables, machines, at, at + tp, tp, sent_bytes)
 
 
-@compiled
+@inner
 def is_on(machines: IntArray, start: int, count: int, home: int) -> bool:
     """Tell whether a run of GPUs is on one machine."""
     for index in range(start, start + count):
@@ -72,7 +72,7 @@ def is_on(machines: IntArray, start: int, count: int, home: int) -> bool:
     return True
 
 
-@compiled
+@inner
 def is_same(machines: IntArray, first: int, second: int, size: int) -> bool:
     """Tell whether two runs of GPUs are on the same machines."""
     for index in range(size):
@@ -81,7 +81,7 @@ def is_same(machines: IntArray, first: int, second: int, size: int) -> bool:
     return True
 
 
-@compiled
+@inner
 def least_at(values: FloatArray, machines: IntArray, start: int, tp: int) -> float:
     """Return the least value of a stage's GPUs, of values by machine [M]."""
     least = math.inf

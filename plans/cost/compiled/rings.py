@@ -6,40 +6,42 @@ import math
 
 import numpy as np
 
-from plans.cost.compiled.jit import compiled
+from plans.cost.compiled.arrays import copy_to, least_of, non_zero
+from plans.cost.compiled.jit import inner
 from plans.cost.compiled.tables import (
     LATENCY_PER_STEP,
     RINGS_ASKED,
     RINGS_KEPT,
     FloatArray,
     IntArray,
+    Rings,
     Tables,
 )
 
 
-@compiled
+@inner
 def edge_s(tables: Tables, first: int, second: int, num_bytes: float) -> float:
     """Return seconds to move bytes between two GPUs on these machines."""
     return tables.latency_s[first, second] + num_bytes * tables.s_per_byte[first, second]
 
 
-@compiled
+@inner
 def ring_steps(tables: Tables, size: int) -> float:
     """Return how often a ring of so many GPUs pays the latency of an edge."""
     return 2.0 * (size - 1) if tables.facts[LATENCY_PER_STEP] else 1.0
 
 
-@compiled
+@inner
 def pair_s(tables: Tables, machines: IntArray, first: int, second: int, tp: int, num_bytes: float) -> float:
     """Return the fastest transfer between a GPU of one stage and one of another; `first`, `second`: their starts."""
-    least = math.inf
+    fastest = math.inf
     for a in range(first, first + tp):
         for b in range(second, second + tp):
-            least = min(least, edge_s(tables, machines[a], machines[b], num_bytes))
-    return least
+            fastest = min(fastest, edge_s(tables, machines[a], machines[b], num_bytes))
+    return fastest
 
 
-@compiled
+@inner
 def ring_s(tables: Tables, machines: IntArray, start: int, count: int, stride: int, num_bytes: float) -> float:
     """Return the slowest edge of the best ring over GPUs start, start + stride, ... (`count` of them)."""
     if count == 1:
@@ -57,14 +59,15 @@ def ring_s(tables: Tables, machines: IntArray, start: int, count: int, stride: i
     return ring_of_counts_s(tables, counts, num_bytes)
 
 
-@compiled
+@inner
 def ring_of_counts_s(tables: Tables, counts: IntArray, num_bytes: float) -> float:
     """Return the slowest edge of the best ring over so many GPUs of each machine [M]."""
-    total = 0
-    (places,) = counts.nonzero()
+    total, places = np.int64(0), non_zero(counts)
     k = len(places)
-    for place in places:
-        total += counts[place]
+    held = np.empty(k, dtype=np.int64)
+    for i in range(k):
+        held[i] = counts[places[i]]
+        total += held[i]
     if total <= 1:
         return 0.0
     steps = ring_steps(tables, total)
@@ -77,16 +80,16 @@ def ring_of_counts_s(tables: Tables, counts: IntArray, num_bytes: float) -> floa
         return cost[0, 0]
     if total == 2:
         return cost[0, 1]
-    if k == 2 and min(counts[places[0]], counts[places[1]]) == 1:
-        larger = 0 if counts[places[0]] > 1 else 1
+    if k == 2 and least_of(held) == 1:
+        larger = 0 if held[0] > 1 else 1
         return max(cost[0, 1], cost[larger, larger])
-    plain = _plain_ring(counts[places], cost)
+    plain = _plain_ring(held, cost)
     if plain >= 0.0:
         return plain
     return _searched_ring_s(tables, counts, steps, num_bytes)
 
 
-@compiled
+@inner
 def _plain_ring(counts: IntArray, cost: FloatArray) -> float:
     """Return the slowest edge of the ring through the machines in their order, or -1 where it may not be the best.
 
@@ -101,12 +104,12 @@ def _plain_ring(counts: IntArray, cost: FloatArray) -> float:
             slowest = max(slowest, cost[i, i])
     for i in range(k):
         # The two fastest edges of a GPU of the machine.
-        least = second = math.inf
+        first = second = math.inf
         for j in range(k):
             edges = counts[j] - 1 if i == j else counts[j]
             for _ in range(min(2, edges)):
-                if cost[i, j] < least:
-                    least, second = cost[i, j], least
+                if cost[i, j] < first:
+                    first, second = cost[i, j], first
                 elif cost[i, j] < second:
                     second = cost[i, j]
         if second >= slowest:
@@ -114,12 +117,13 @@ def _plain_ring(counts: IntArray, cost: FloatArray) -> float:
     return slowest if _slowest_of_tree(cost) >= slowest else -1.0
 
 
-@compiled
+@inner
 def _slowest_of_tree(cost: FloatArray) -> float:
     """Return the slowest edge of a spanning tree whose slowest edge is fastest (Prim)."""
     k = len(cost)
-    reach, is_in = cost[0].copy(), np.zeros(k, dtype=np.bool_)
-    is_in[0] = True
+    reach, is_in = np.empty(k), np.zeros(k, dtype=np.int64)
+    copy_to(reach, cost[0])
+    is_in[0] = 1
     slowest = 0.0
     for _ in range(k - 1):
         nearest = -1
@@ -127,13 +131,13 @@ def _slowest_of_tree(cost: FloatArray) -> float:
             if not is_in[i] and (nearest < 0 or reach[i] < reach[nearest]):
                 nearest = i
         slowest = max(slowest, reach[nearest])
-        is_in[nearest] = True
+        is_in[nearest] = 1
         for i in range(k):
             reach[i] = min(reach[i], cost[nearest, i])
     return slowest
 
 
-@compiled
+@inner
 def _searched_ring_s(tables: Tables, counts: IntArray, steps: float, num_bytes: float) -> float:
     """Return the time of a ring that was solved before; ask for it otherwise."""
     rings = tables.rings
@@ -149,12 +153,22 @@ def _searched_ring_s(tables: Tables, counts: IntArray, steps: float, num_bytes: 
     if asked < RINGS_ASKED:
         rings.asked_keys[asked, 0] = one
         rings.asked_keys[asked, 1] = two
-        rings.asked_counts[asked] = counts
+        copy_to(rings.asked_counts[asked], counts)
         rings.asked_bytes[asked] = num_bytes
     return 0.0
 
 
-@compiled
+@inner
+def keep_rings(rings: Rings, edges: FloatArray) -> None:
+    """Keep the first rings that were asked for, with latency and seconds per byte of their slowest edges [rings, 2]."""
+    for index in range(len(edges)):
+        at = find_ring(rings.keys, rings.asked_keys[index, 0], rings.asked_keys[index, 1])
+        for column in range(2):
+            rings.keys[at, column] = rings.asked_keys[index, column]
+            rings.edges[at, column] = edges[index, column]
+
+
+@inner
 def find_ring(keys: np.ndarray, one: np.uint64, two: np.uint64) -> int:
     """Return the place of a ring among the keys, or the free place where it belongs."""
     at = np.int64(one & np.uint64(RINGS_KEPT - 1))
@@ -163,7 +177,7 @@ def find_ring(keys: np.ndarray, one: np.uint64, two: np.uint64) -> int:
     return at
 
 
-@compiled
+@inner
 def _hashes(tables: Tables, counts: IntArray, steps: float, num_bytes: float) -> tuple[np.uint64, np.uint64]:
     """Return two hashes of the GPUs per machine and the order, with ties, of the link classes' times."""
     one, two = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
@@ -175,14 +189,14 @@ def _hashes(tables: Tables, counts: IntArray, steps: float, num_bytes: float) ->
     for i in range(num_classes):
         times[i] = steps * classes[0, i] + num_bytes * classes[1, i]
     for i in range(num_classes):
-        rank = 0
+        rank = np.int64(0)
         for j in range(num_classes):
             rank += times[j] < times[i]
         one, two = _mixed(one, two, rank)
     return max(one, np.uint64(1)), two
 
 
-@compiled
+@inner
 def _mixed(one: np.uint64, two: np.uint64, value: int) -> tuple[np.uint64, np.uint64]:
     """Return both hashes with a number mixed in (the finalisers of SplitMix64 and of MurmurHash3)."""
     one = one + np.uint64(value) + np.uint64(0x9E3779B97F4A7C15)

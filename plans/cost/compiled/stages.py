@@ -9,7 +9,8 @@ import math
 
 import numpy as np
 
-from plans.cost.compiled.jit import compiled
+from plans.cost.compiled.arrays import are_equal, fill, largest_of, non_zero
+from plans.cost.compiled.jit import inner
 from plans.cost.compiled.places import (
     FLOP_PER_S,
     HBM_BYTES_PER_S,
@@ -55,20 +56,20 @@ from plans.cost.compiled.tables import (
 TYPICAL_BATCH = 64.0
 
 
-@compiled
+@inner
 def sample_s(terms: FloatArray, places: FloatArray, place: int, layers: int, tp: int, is_last: bool) -> float:
     """Return C_comp of a stage per sample."""
     flop = layers * terms[LAYER_FLOP] + (terms[HEAD_FLOP] if is_last else 0.0)
     return terms[PASSES] * flop / (places[place, FLOP_PER_S] * tp)
 
 
-@compiled
+@inner
 def link_s(terms: FloatArray, places: FloatArray, place: int, layers: int) -> float:
     """Return C_tp + C_pp of a stage per micro-batch."""
     return terms[TP_COUNT] * layers * places[place, RING_S] + terms[PP_COUNT] * places[place, PAIR_S]
 
 
-@compiled
+@inner
 def decode_step_s(
     terms: FloatArray, places: FloatArray, place: int, layers: int, pp: int, tp: int, batch: int, is_last: bool
 ) -> float:
@@ -83,7 +84,7 @@ def decode_step_s(
     return seconds + groups * layers * places[place, OVERHEAD_S]
 
 
-@compiled
+@inner
 def add_decode_links(
     tables: Tables, terms: FloatArray, machines: IntArray, start: int, layers: IntArray, tp: int, batch: int,
     step_s: FloatArray,
@@ -101,7 +102,7 @@ def add_decode_links(
             step_s[j] += groups * pair_s(tables, machines, at, at + tp, tp, share_bytes)
 
 
-@compiled
+@inner
 def decode_steps_s(
     tables: Tables, task: int, machines: IntArray, places: FloatArray, replica: int, layers: IntArray, tp: int,
     batch: int, step_s: FloatArray,
@@ -109,7 +110,7 @@ def decode_steps_s(
     """Write the seconds per decode step of the stages of one replica [pp]; 0 where the task does not decode."""
     terms, pp = tables.terms[task], len(layers)
     if not terms[DECODES]:
-        step_s[:] = 0.0
+        fill(step_s, 0.0)
         return
     for j in range(pp):
         step_s[j] = decode_step_s(terms, places, replica * pp + j, layers[j], pp, tp, batch, j == pp - 1)
@@ -117,7 +118,7 @@ def decode_steps_s(
         add_decode_links(tables, terms, machines, replica * pp * tp, layers, tp, batch, step_s)
 
 
-@compiled
+@inner
 def placed_totals(
     tables: Tables, task: int, machines: IntArray, places: FloatArray, replica: int, layers: IntArray, tp: int,
     mbs: int, samples: int, batch: int, totals: FloatArray,
@@ -141,7 +142,7 @@ def placed_totals(
     return terms[UPDATES] * (counted * flow_sample + micro_batches * flow_link) / micro_batches
 
 
-@compiled
+@inner
 def stage_totals(
     tables: Tables, task: int, machines: IntArray, layers: IntArray, tp: int, mbs: int, samples: int, batch: int,
     totals: FloatArray,
@@ -153,7 +154,7 @@ def stage_totals(
     return placed_totals(tables, task, machines, places, 0, layers, tp, mbs, samples, batch, totals)
 
 
-@compiled
+@inner
 def task_s(
     tables: Tables, task: int, machines: IntArray, layers: IntArray, tp: int, mbs: int, samples: IntArray,
     batches: IntArray,
@@ -164,7 +165,7 @@ def task_s(
     return placed_task_s(tables, task, machines, places, layers, tp, mbs, samples, batches)
 
 
-@compiled
+@inner
 def placed_task_s(
     tables: Tables, task: int, machines: IntArray, places: FloatArray, layers: IntArray, tp: int, mbs: int,
     samples: IntArray, batches: IntArray,
@@ -189,13 +190,13 @@ def placed_task_s(
         if is_known and is_same(machines, i * size, (i - 1) * size, size):
             continue
         bubble = placed_totals(tables, task, machines, places, i, layers, tp, mbs, samples[i], batch, totals)
-        slowest = max(slowest, totals.max() + bubble)
+        slowest = max(slowest, largest_of(totals) + bubble)
     if tables.terms[task, TRAINS]:
         slowest += gradient_s(tables, task, machines, len(samples), layers, tp)
     return slowest
 
 
-@compiled
+@inner
 def gradient_s(tables: Tables, task: int, machines: IntArray, dp: int, layers: IntArray, tp: int) -> float:
     """Return C_dp: the slowest gradient ring of any stage and shard, and the fullest link where rings share it."""
     if dp == 1:
@@ -223,7 +224,7 @@ def gradient_s(tables: Tables, task: int, machines: IntArray, dp: int, layers: I
     return terms[UPDATES] * slowest
 
 
-@compiled
+@inner
 def _is_same_column(machines: IntArray, first: int, second: int, width: int, dp: int) -> bool:
     for i in range(dp):
         if machines[i * width + first] != machines[i * width + second]:
@@ -231,7 +232,7 @@ def _is_same_column(machines: IntArray, first: int, second: int, width: int, dp:
     return True
 
 
-@compiled
+@inner
 def _fullest_link_s(tables: Tables, counts: IntArray, carried: FloatArray, size: int) -> float:
     """Return the seconds until the fullest link between machines has carried all rings (`plans.cost.sharing`).
 
@@ -242,16 +243,12 @@ def _fullest_link_s(tables: Tables, counts: IntArray, carried: FloatArray, size:
         size: GPUs of a ring.
     """
     num_machines, slowest = counts.shape[1], 0.0
-    used = np.zeros(num_machines, dtype=np.int64)
-    number = np.empty(num_machines, dtype=np.int64)
-    for ring in range(len(carried)):
-        used += counts[ring]
-    (places,) = used.nonzero()
+    number, places = np.empty(num_machines, dtype=np.int64), _used_machines(counts)
     for index in range(len(places)):
         number[places[index]] = index
     load = np.zeros((len(places), len(places)))
     for ring in range(len(carried)):
-        (visited,) = counts[ring].nonzero()
+        visited = non_zero(counts[ring])
         k = len(visited)
         if k == 1:
             continue
@@ -269,7 +266,17 @@ def _fullest_link_s(tables: Tables, counts: IntArray, carried: FloatArray, size:
     return slowest
 
 
-@compiled
+@inner
+def _used_machines(counts: IntArray) -> IntArray:
+    """Return the machines that any ring visits, of the GPUs per machine of each [rings, M]."""
+    used = np.zeros(counts.shape[1], dtype=np.int64)
+    for ring in counts:
+        for machine in range(len(used)):
+            used[machine] += ring[machine]
+    return non_zero(used)
+
+
+@inner
 def _needs_forbidden(tables: Tables, visited: IntArray) -> bool:
     for index in range(len(visited)):
         if math.isinf(tables.latency_s[visited[index - 1], visited[index]]):
@@ -277,17 +284,17 @@ def _needs_forbidden(tables: Tables, visited: IntArray) -> bool:
     return False
 
 
-@compiled
+@inner
 def _shared_ring_s(tables: Tables, counts: IntArray, carried: FloatArray, ring: int) -> float:
     """Return the seconds of all rings over the same machines as one, in the best order, one after the other."""
     total = 0.0
     for other in range(len(carried)):
-        if (counts[other] == counts[ring]).all():
+        if are_equal(counts[other], counts[ring]):
             total += carried[other]
     return ring_of_counts_s(tables, counts[ring], total)
 
 
-@compiled
+@inner
 def shares_s(terms: FloatArray, places: FloatArray, place: int, tp: int, mbs: int) -> tuple[float, float]:
     """Return rough seconds per sample of a layer and of the head on a stage: compute, TP ring, typical decoding."""
     rate = places[place, FLOP_PER_S] * tp
@@ -303,7 +310,7 @@ def shares_s(terms: FloatArray, places: FloatArray, place: int, tp: int, mbs: in
     return layer, head
 
 
-@compiled
+@inner
 def unit_s(
     tables: Tables, task: int, machines: IntArray, places: FloatArray, replica: int, layers: IntArray, tp: int,
     mbs: int, batch: int, step_s: FloatArray,

@@ -6,7 +6,7 @@ T = tasks of the job, in order; M = machines; N = GPUs. GPUs of one machine are 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,13 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 HashArray = NDArray[np.uint64]
+
+# Fields of the tables say how many dimensions they have (`plans.cost.compiled.words`).
+FloatVector = Annotated[FloatArray, 1]
+FloatMatrix = Annotated[FloatArray, 2]
+IntVector = Annotated[IntArray, 1]
+IntMatrix = Annotated[IntArray, 2]
+HashMatrix = Annotated[HashArray, 2]
 
 #: Columns of `Tables.terms`: the fields of `TaskTerms`; from DECODES on those of `DecodeTerms` (0 for other tasks).
 (
@@ -57,30 +64,30 @@ class Rings(NamedTuple):
     of 128 bits, which tells rings apart for all practical purposes (10^10 rings share one with probability 10^-19).
     """
 
-    keys: HashArray
+    keys: HashMatrix
     """Hashes [RINGS_KEPT, 2]; 0 = free."""
-    edges: FloatArray
+    edges: FloatMatrix
     """Latency and seconds per byte of the slowest edge [RINGS_KEPT, 2]."""
-    asked_keys: HashArray
+    asked_keys: HashMatrix
     """Hashes of the unknown rings [RINGS_ASKED, 2]."""
-    asked_counts: IntArray
+    asked_counts: IntMatrix
     """Their GPUs per machine [RINGS_ASKED, M]."""
-    asked_bytes: FloatArray
+    asked_bytes: FloatVector
     """Bytes over their edges [RINGS_ASKED]."""
-    num_asked: IntArray
+    num_asked: IntVector
     """How many are unknown [1]; a result is wrong unless it is 0."""
 
 
 class MemoryTables(NamedTuple):
     """What the memory of a plan depends on, beside the plan."""
 
-    tasks: FloatArray
+    tasks: FloatMatrix
     """Constants by task [T, NUM_MEMORY]."""
-    machine_of: IntArray
+    machine_of: IntVector
     """Machine of each GPU [N]."""
-    capacity_bytes: FloatArray
+    capacity_bytes: FloatVector
     """Bytes that tasklets may use on a GPU of each machine [M]."""
-    usable_bytes: FloatArray
+    usable_bytes: FloatVector
     """Bytes that weights and cache of generation may fill together on a GPU of each machine [M]."""
     most_sequences: int
     """Most sequences that may be decoded together."""
@@ -91,31 +98,31 @@ class MemoryTables(NamedTuple):
 class Tables(NamedTuple):
     """All that the cost of a plan depends on, beside the plan."""
 
-    machine_of: IntArray
+    machine_of: IntVector
     """Machine of each GPU [N]."""
-    latency_s: FloatArray
+    latency_s: FloatMatrix
     """One-way latency between machines [M, M]; infinite where forbidden, the diagonal inside a machine."""
-    s_per_byte: FloatArray
+    s_per_byte: FloatMatrix
     """Seconds per byte between machines [M, M]."""
-    link_classes: FloatArray
+    link_classes: FloatMatrix
     """Different links: latency and seconds per byte [2, classes]."""
-    region: IntArray
+    region: IntVector
     """Region of each machine [M]."""
-    flop_per_s: FloatArray
+    flop_per_s: FloatMatrix
     """Effective FLOP/s by task and machine [T, M]."""
-    hbm_bytes_per_s: FloatArray
+    hbm_bytes_per_s: FloatMatrix
     """Effective HBM bytes/s by task and machine [T, M]."""
-    overhead_s: FloatArray
+    overhead_s: FloatVector
     """Seconds per layer and decode step that are not bandwidth [M]."""
-    terms: FloatArray
+    terms: FloatMatrix
     """Constants of the times [T, NUM_TERMS]."""
     memory: MemoryTables
     """Constants of the memory."""
-    tails: FloatArray
+    tails: FloatVector
     """Decode steps of the last wave's tail, by decode batch."""
-    facts: IntArray
+    facts: IntVector
     """Whole numbers [NUM_FACTS]."""
-    numbers: FloatArray
+    numbers: FloatVector
     """Other numbers [NUM_NUMBERS]."""
     rings: Rings
     """Rings that need a search."""

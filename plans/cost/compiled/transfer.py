@@ -10,7 +10,8 @@ import math
 
 import numpy as np
 
-from plans.cost.compiled.jit import compiled
+from plans.cost.compiled.arrays import are_equal, fill, largest_of, non_zero
+from plans.cost.compiled.jit import inner
 from plans.cost.compiled.places import is_same
 from plans.cost.compiled.rings import edge_s, ring_of_counts_s
 from plans.cost.compiled.tables import (
@@ -33,7 +34,7 @@ from plans.cost.compiled.tables import (
 from plans.cost.transfer import CLEARLY_LESS
 
 
-@compiled
+@inner
 def transfer_s(
     tables: Tables, row: IntArray, gpus: IntArray, layers: IntArray, row_g: IntArray, gpus_g: IntArray,
     layers_g: IntArray,
@@ -50,9 +51,10 @@ def transfer_s(
         layers_g: its layers.
     """
     has_degrees = row[PP] == row_g[PP] and row[TP] == row_g[TP]
-    if has_degrees and len(gpus) == len(gpus_g) and (gpus == gpus_g).all() and (layers == layers_g).all():
+    if has_degrees and len(gpus) == len(gpus_g) and are_equal(gpus, gpus_g) and are_equal(layers, layers_g):
         return 0.0
-    homes = np.full(len(tables.machine_of), -1, dtype=np.int64)
+    homes = np.empty(len(tables.machine_of), dtype=np.int64)
+    fill(homes, -1)
     for index in range(len(gpus)):
         homes[gpus[index]] = index
     shared = 0
@@ -75,13 +77,13 @@ def transfer_s(
     return factor * _per_region_s(tables, senders, receivers, num_bytes)
 
 
-@compiled
+@inner
 def _line_bytes(tables: Tables) -> float:
     numbers = tables.numbers
     return numbers[EMBEDDING_BYTES] + tables.facts[LINE_LAYERS] * numbers[LINE_LAYER_BYTES] + numbers[LINE_HEAD_BYTES]
 
 
-@compiled
+@inner
 def _is_nested(homes: IntArray, row: IntArray, row_g: IntArray, gpus_g: IntArray) -> bool:
     """Tell whether every generation replica lies inside one training replica."""
     size, size_g = row[PP] * row[TP], row_g[PP] * row_g[TP]
@@ -92,16 +94,16 @@ def _is_nested(homes: IntArray, row: IntArray, row_g: IntArray, gpus_g: IntArray
     return True
 
 
-@compiled
+@inner
 def _machines(tables: Tables, gpus: IntArray) -> IntArray:
     """Return the machines of some GPUs, ascending."""
-    has = np.zeros(len(tables.region), dtype=np.bool_)
+    has = np.zeros(len(tables.region), dtype=np.int64)
     for gpu in gpus:
-        has[tables.machine_of[gpu]] = True
-    return has.nonzero()[0]
+        has[tables.machine_of[gpu]] = 1
+    return non_zero(has)
 
 
-@compiled
+@inner
 def _fastest_s(tables: Tables, senders: IntArray, receiver: int, num_bytes: float) -> float:
     least = math.inf
     for sender in senders:
@@ -109,15 +111,26 @@ def _fastest_s(tables: Tables, senders: IntArray, receiver: int, num_bytes: floa
     return least
 
 
-@compiled
+@inner
+def _in_region(tables: Tables, machines: IntArray, region: int) -> IntArray:
+    """Return the machines in a region, in order."""
+    inside, found = np.empty(len(machines), dtype=np.int64), 0
+    for machine in machines:
+        if tables.region[machine] == region:
+            inside[found] = machine
+            found += 1
+    return inside[:found]
+
+
+@inner
 def _per_region_s(tables: Tables, senders: IntArray, receivers: IntArray, num_bytes: float) -> float:
     """Return the time of one copy into each region, then copies inside it at the same time; max over regions."""
     slowest = 0.0
-    for region in range(tables.region.max() + 1):
-        inside = receivers[tables.region[receivers] == region]
+    for region in range(largest_of(tables.region) + 1):
+        inside = _in_region(tables, receivers, region)
         if len(inside) == 0:
             continue
-        local = senders[tables.region[senders] == region]
+        local = _in_region(tables, senders, region)
         if len(local):
             for receiver in inside:
                 slowest = max(slowest, _fastest_s(tables, local, receiver, num_bytes))
@@ -133,7 +146,7 @@ def _per_region_s(tables: Tables, senders: IntArray, receivers: IntArray, num_by
     return slowest
 
 
-@compiled
+@inner
 def _reshard_s(tables: Tables, row: IntArray, gpus: IntArray, row_g: IntArray) -> float:
     """Return the slowest ring of a micro-DP group, or of a training replica where degrees do not divide."""
     p, t, p_g, t_g = row[PP], row[TP], row_g[PP], row_g[TP]
@@ -154,7 +167,7 @@ def _reshard_s(tables: Tables, row: IntArray, gpus: IntArray, row_g: IntArray) -
     return slowest
 
 
-@compiled
+@inner
 def _parts(
     tables: Tables, row: IntArray, layers: IntArray, row_g: IntArray, layers_g: IntArray, fraction: float
 ) -> FloatArray:
@@ -182,7 +195,7 @@ def _parts(
     return parts
 
 
-@compiled
+@inner
 def _pull_s(tables: Tables, part: FloatArray, machines: IntArray, start: int, receiver: int, held: int) -> float:
     """Return the seconds in which a GPU on a machine pulls its part from the replica at `start`.
 
@@ -195,7 +208,7 @@ def _pull_s(tables: Tables, part: FloatArray, machines: IntArray, start: int, re
     return seconds
 
 
-@compiled
+@inner
 def _direct_s(
     tables: Tables, homes: IntArray, row: IntArray, gpus: IntArray, layers: IntArray, row_g: IntArray, gpus_g: IntArray,
     layers_g: IntArray, fraction: float,
@@ -207,8 +220,10 @@ def _direct_s(
     for index in range(len(gpus)):
         machines[index] = tables.machine_of[gpus[index]]
     firsts, seconds_of = _kinds(machines, row[DP], size)
-    known_s = np.full((size_g, num_machines), -1.0)
-    known = np.zeros((size_g, num_machines), dtype=np.int64)
+    known_s = np.zeros((size_g, num_machines))
+    known = np.empty((size_g, num_machines), dtype=np.int64)
+    for place in range(size_g):
+        fill(known_s[place], -1.0)
     sent = np.zeros(len(gpus))
     slowest = 0.0
     for index in range(len(gpus_g)):
@@ -227,14 +242,14 @@ def _direct_s(
             if parts[part, source] > 0.0 and source != held:
                 at = replica * size + source
                 sent[at] += edge_s(tables, machines[at], receiver, parts[part, source])
-    return max(slowest, sent.max())
+    return max(slowest, largest_of(sent))
 
 
-@compiled
+@inner
 def _kinds(machines: IntArray, dp: int, size: int) -> tuple[IntArray, IntArray]:
     """Return the first and the second training replica of each kind, kinds by their first; -1 = no second."""
-    firsts, seconds = np.empty(dp, dtype=np.int64), np.full(dp, -1, dtype=np.int64)
-    found = 0
+    firsts, seconds, found = np.empty(dp, dtype=np.int64), np.empty(dp, dtype=np.int64), 0
+    fill(seconds, -1)
     for i in range(dp):
         is_new = True
         for kind in range(found):
@@ -249,14 +264,14 @@ def _kinds(machines: IntArray, dp: int, size: int) -> tuple[IntArray, IntArray]:
     return firsts[:found], seconds[:found]
 
 
-@compiled
+@inner
 def _pull_from_kinds(
     tables: Tables, part: FloatArray, machines: IntArray, firsts: IntArray, size: int, receiver: int
 ) -> tuple[float, int]:
     """Return (seconds, replica) of the first pull that is not clearly slower than the fastest."""
-    pulls, least = np.empty(len(firsts)), math.inf
+    pulls, least, nobody = np.empty(len(firsts)), math.inf, np.int64(-1)
     for kind in range(len(firsts)):
-        pulls[kind] = _pull_s(tables, part, machines, firsts[kind] * size, receiver, -1)
+        pulls[kind] = _pull_s(tables, part, machines, firsts[kind] * size, receiver, nobody)
         least = min(least, pulls[kind])
     for kind in range(len(firsts)):
         if pulls[kind] * CLEARLY_LESS <= least:
@@ -264,7 +279,7 @@ def _pull_from_kinds(
     return math.inf, firsts[0]
 
 
-@compiled
+@inner
 def _own_pull(
     tables: Tables, part: FloatArray, machines: IntArray, firsts: IntArray, seconds: IntArray, size: int, receiver: int,
     home: int,
@@ -272,16 +287,16 @@ def _own_pull(
     """Return (seconds, replica) for a GPU that trains, as tasklet `home`, and holds a piece of what it needs."""
     own = home // size
     own_s = _pull_s(tables, part, machines, own * size, receiver, home % size)
-    pulls, least = np.empty(len(firsts)), own_s
+    pulls, least, nobody = np.empty(len(firsts)), own_s, np.int64(-1)
     for kind in range(len(firsts)):
         pulls[kind] = math.inf
         # A replica of its own kind, but another one, sends everything.
         if firsts[kind] != own or seconds[kind] >= 0:
-            pulls[kind] = _pull_s(tables, part, machines, firsts[kind] * size, receiver, -1)
+            pulls[kind] = _pull_s(tables, part, machines, firsts[kind] * size, receiver, nobody)
             least = min(least, pulls[kind])
     chosen, chosen_s = own, own_s
     if not own_s * CLEARLY_LESS <= least:
-        chosen = np.int64(machines.size)
+        chosen = np.int64(len(machines))
     for kind in range(len(firsts)):
         replica = seconds[kind] if firsts[kind] == own else firsts[kind]
         if replica >= 0 and pulls[kind] * CLEARLY_LESS <= least and replica < chosen:

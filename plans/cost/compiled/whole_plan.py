@@ -9,8 +9,9 @@ import math
 
 import numpy as np
 
+from plans.cost.compiled.arrays import copy_to, largest_of, least_of
 from plans.cost.compiled.balance import even_samples, placed_split, resident_share, speed_samples
-from plans.cost.compiled.jit import borrowed, compiled
+from plans.cost.compiled.jit import inner
 from plans.cost.compiled.memory import (
     cache_bytes,
     find_rooms,
@@ -25,7 +26,6 @@ from plans.cost.compiled.memory import (
     uses_same_places,
 )
 from plans.cost.compiled.places import NUM_PLACE, least_at, measure_places
-from plans.cost.compiled.plain import PlainTables, named
 from plans.cost.compiled.stages import placed_task_s
 from plans.cost.compiled.tables import (
     DP,
@@ -51,11 +51,13 @@ from plans.cost.compiled.transfer import transfer_s
 
 #: Which strategies of load balancing are used (`Balancing`): entries of `strategies`.
 GENERATION_SAMPLES, OTHER_SAMPLES, LAYERS = range(3)
+#: What is wanted of `price_plan`.
+PRICE, BALANCE, SCORE = range(3)
 #: Entries of the seconds of a plan; those of its tasks follow.
 ITERATION_S, GENERATION_S, INFERENCE_S, TRAINING_S, TRANSFER_S, TASKS_S = range(6)
 
 
-@compiled
+@inner
 def machines_of(tables: Tables, gpus: IntArray) -> IntArray:
     """Return the machine of each GPU."""
     machines = np.empty(len(gpus), dtype=np.int64)
@@ -64,7 +66,7 @@ def machines_of(tables: Tables, gpus: IntArray) -> IntArray:
     return machines
 
 
-@compiled
+@inner
 def measure_plan(tables: Tables, shape: IntArray, machines: IntArray) -> FloatArray:
     """Fill in where everything of the tasks begins; return the places of all tasks, one after the other."""
     place_tasks(shape)
@@ -77,22 +79,12 @@ def measure_plan(tables: Tables, shape: IntArray, machines: IntArray) -> FloatAr
     return places
 
 
-@compiled
-def balance_plan(
-    tables: Tables, strategies: IntArray, shape: IntArray, gpus: IntArray, layers: IntArray, samples: IntArray
-) -> bool:
-    """Write layers and samples of all tasks; False where a task has fewer layers or samples than parts."""
-    machines = machines_of(tables, gpus)
-    places = measure_plan(tables, shape, machines)
-    return balance_placed(tables, strategies, shape, gpus, machines, places, layers, samples)
-
-
-@compiled
+@inner
 def balance_placed(
     tables: Tables, strategies: IntArray, shape: IntArray, gpus: IntArray, machines: IntArray, places: FloatArray,
     layers: IntArray, samples: IntArray,
 ) -> bool:  # fmt: skip
-    """Write layers and samples of all tasks, whose places are known; False as in `balance_plan`."""
+    """Write layers and samples of all tasks; False where a task has fewer layers or samples than parts."""
     generation = tables.facts[GENERATION]
     for task in range(len(shape)):
         row = shape[task]
@@ -103,7 +95,7 @@ def balance_placed(
     return _balance_generation(tables, strategies, shape, gpus, machines, places, layers, samples)
 
 
-@compiled
+@inner
 def _balance_task(
     tables: Tables, strategies: IntArray, task: int, row: IntArray, machines: IntArray, places: FloatArray,
     layers: IntArray, samples: IntArray,
@@ -121,7 +113,7 @@ def _balance_task(
     return True
 
 
-@compiled
+@inner
 def _balance_generation(
     tables: Tables, strategies: IntArray, shape: IntArray, gpus: IntArray, machines: IntArray, places: FloatArray,
     layers: IntArray, samples: IntArray,
@@ -134,7 +126,7 @@ def _balance_generation(
     if row[DP] > total:
         return False
     if uses_same_places(row, training, gpus):
-        cut[:] = layers_of(training, layers)
+        copy_to(cut, layers_of(training, layers))
     else:
         split = row[SPLIT] if strategies[LAYERS] else SPLIT_EVEN
         if not placed_split(tables, task, own, placed, row[DP], row[PP], row[TP], mbs, split, cut):
@@ -149,7 +141,7 @@ def _balance_generation(
     return True
 
 
-@compiled
+@inner
 def plan_overflow(
     tables: Tables, shape: IntArray, gpus: IntArray, layers: IntArray, samples: IntArray, rooms: IntArray,
     batches: IntArray,
@@ -157,14 +149,17 @@ def plan_overflow(
     """Return the bytes that the plan lacks; write room and decode batch of each generation replica [dp]."""
     num_gpus, overflow = len(tables.machine_of), 0.0
     resident, working = np.empty(num_gpus), np.empty(num_gpus)
-    for group in range(shape[:, GROUP].max() + 1):
+    num_groups = 0
+    for row in shape:
+        num_groups = max(num_groups, row[GROUP] + 1)
+    for group in range(num_groups):
         overflow += group_overflow(
             tables.memory, shape, gpus, layers, samples, group, resident, working, rooms, batches
         )
     return overflow
 
 
-@compiled
+@inner
 def plan_seconds(
     tables: Tables, shape: IntArray, gpus: IntArray, machines: IntArray, places: FloatArray, layers: IntArray,
     samples: IntArray, batches: IntArray, seconds: FloatArray,
@@ -184,8 +179,10 @@ def plan_seconds(
         layers_of(target, layers),
     )  # fmt: skip
     decoding = seconds[TASKS_S + generation]
-    inference = _phi(tables, shape, seconds[TASKS_S:], False)
-    learning = _phi(tables, shape, seconds[TASKS_S:], True)
+    phases = np.empty(2)
+    for trains in range(2):
+        phases[trains] = _phi(tables, shape, seconds[TASKS_S:], trains)
+    inference, learning = phases[0], phases[1]
     if tables.facts[IS_ASYNC]:
         seconds[ITERATION_S] = max(decoding, inference + learning) + moved
     else:
@@ -194,9 +191,9 @@ def plan_seconds(
     seconds[TRANSFER_S] = moved
 
 
-@compiled
-def _phi(tables: Tables, shape: IntArray, task_seconds: FloatArray, trains: bool) -> float:
-    """Return Phi of the training tasks, or of those of inference (`plans.cost.iteration.phi`)."""
+@inner
+def _phi(tables: Tables, shape: IntArray, task_seconds: FloatArray, trains: int) -> float:
+    """Return Phi of the training tasks (`trains`: 1), or of those of inference (0) (`plans.cost.iteration.phi`)."""
     longest = total = 0.0
     per_group = np.zeros(len(shape))
     for task in range(len(shape)):
@@ -206,57 +203,51 @@ def _phi(tables: Tables, shape: IntArray, task_seconds: FloatArray, trains: bool
             per_group[shape[task, GROUP]] += task_seconds[task]
     if tables.facts[HAS_ETA]:
         return longest + (1.0 - tables.numbers[ETA]) * (total - longest)
-    return per_group.max()
+    return largest_of(per_group)
 
 
-@compiled
-def score_candidate(plain: PlainTables, strategies: IntArray, shape: IntArray, gpus: IntArray) -> tuple[float, float]:
-    """Balance and price a candidate: return its seconds, infinite where memory forbids it, and the bytes lacking.
-
-    Both infinite where a task cannot be placed at all.
-    """
-    tables, strategies, shape, gpus = named(plain), borrowed(strategies), borrowed(shape), borrowed(gpus)
-    layers, samples = np.empty(shape[:, PP].sum(), dtype=np.int64), np.empty(shape[:, DP].sum(), dtype=np.int64)
-    machines = machines_of(tables, gpus)
-    places = measure_plan(tables, shape, machines)
-    if not balance_placed(tables, strategies, shape, gpus, machines, places, layers, samples):
-        return math.inf, math.inf
-    dp = shape[tables.facts[GENERATION], DP]
-    rooms, batches = np.empty(dp, dtype=np.int64), np.empty(dp, dtype=np.int64)
-    overflow = plan_overflow(tables, shape, gpus, layers, samples, rooms, batches)
-    if overflow > 0.0:
-        return math.inf, overflow
-    seconds = np.empty(TASKS_S + len(shape))
-    plan_seconds(tables, shape, gpus, machines, places, layers, samples, batches, seconds)
-    return seconds[ITERATION_S], overflow
-
-
-@compiled
+@inner
 def price_plan(
-    plain: PlainTables, shape: IntArray, gpus: IntArray, layers: IntArray, samples: IntArray, rooms: IntArray,
-    batches: IntArray, seconds: FloatArray,
+    tables: Tables, strategies: IntArray, wanted: int, shape: IntArray, gpus: IntArray, layers: IntArray,
+    samples: IntArray, rooms: IntArray, batches: IntArray, seconds: FloatArray,
 ) -> float:  # fmt: skip
-    """Return the bytes that a plan lacks; write rooms, batches and seconds."""
-    tables, shape, gpus, layers, samples = (
-        named(plain), borrowed(shape), borrowed(gpus), borrowed(layers), borrowed(samples),
-    )  # fmt: skip
+    """Return the bytes that a plan lacks; infinite where a task has fewer layers or samples than parts.
+
+    Args:
+        tables: the constants.
+        strategies: which of the strategies of load balancing are used [3].
+        wanted: PRICE of a plan as it is; BALANCE only; SCORE of a candidate, balanced, whose seconds are not asked for
+            where it lacks memory.
+        shape: a row per task [T, NUM_SHAPE].
+        gpus: GPUs of all tasks, one after the other.
+        layers: layers per stage of all tasks: given, or written by balancing.
+        samples: samples per replica of all tasks: given, or written by balancing.
+        rooms: written: sequences that fit together on each replica of generation [at least dp].
+        batches: written: sequences that are decoded together [at least dp].
+        seconds: written: seconds of iteration, phases, transfer and tasks [TASKS_S + T].
+    """
     machines = machines_of(tables, gpus)
     places = measure_plan(tables, shape, machines)
-    overflow = plan_overflow(tables, shape, gpus, layers, samples, rooms, batches)
-    plan_seconds(tables, shape, gpus, machines, places, layers, samples, batches, seconds)
+    if wanted != PRICE and not balance_placed(tables, strategies, shape, gpus, machines, places, layers, samples):
+        return math.inf
+    if wanted == BALANCE:
+        return 0.0
+    dp = shape[tables.facts[GENERATION], DP]
+    overflow = plan_overflow(tables, shape, gpus, layers, samples, rooms[:dp], batches[:dp])
+    if wanted == PRICE or overflow <= 0.0:
+        plan_seconds(tables, shape, gpus, machines, places, layers, samples, batches[:dp], seconds)
     return overflow
 
 
-@compiled
+@inner
 def price_alone(
-    plain: PlainTables, strategies: IntArray, task: int, row: IntArray, gpus: IntArray, held_bytes: float
+    tables: Tables, strategies: IntArray, task: int, row: IntArray, gpus: IntArray, held_bytes: float
 ) -> tuple[float, float]:
     """Return seconds of one task alone and the largest share of a GPU's memory that its model fills.
 
     `held_bytes`: bytes of other models on each GPU, which take room from the key/value cache. Both infinite where the
     task can't be placed or not even one sequence fits.
     """
-    tables, strategies, row, gpus = named(plain), borrowed(strategies), borrowed(row), borrowed(gpus)
     dp, pp, tp, mbs, total = row[DP], row[PP], row[TP], row[MICRO_BATCH], tables.facts[SAMPLES]
     machines, layers = machines_of(tables, gpus), np.empty(pp, dtype=np.int64)
     split = row[SPLIT] if strategies[LAYERS] else SPLIT_EVEN
@@ -272,18 +263,20 @@ def price_alone(
     rooms = np.empty(dp if is_generation else 0, dtype=np.int64)
     if is_generation:
         _lone_rooms(tables, task, machines, layers, tp, held_bytes, rooms)
-        if rooms.min() < 1:
+        if least_of(rooms) < 1:
             return math.inf, math.inf
     if strategies[GENERATION_SAMPLES if is_generation else OTHER_SAMPLES]:
         speed_samples(tables, task, machines, places, layers, tp, mbs, rooms, total, samples)
     else:
         even_samples(total, samples)
     if is_generation:
-        batches = np.maximum(1, np.minimum(rooms, samples))
+        batches = np.empty(dp, dtype=np.int64)
+        for i in range(dp):
+            batches[i] = max(1, min(rooms[i], samples[i]))
     return placed_task_s(tables, task, machines, places, layers, tp, mbs, samples, batches), share
 
 
-@compiled
+@inner
 def _lone_rooms(
     tables: Tables, task: int, machines: IntArray, layers: IntArray, tp: int, held_bytes: float, rooms: IntArray
 ) -> None:

@@ -9,14 +9,15 @@ import math
 
 import numpy as np
 
-from plans.cost.compiled.jit import compiled
+from plans.cost.compiled.arrays import least_of
+from plans.cost.compiled.jit import inner
 from plans.cost.compiled.tables import FloatArray, IntArray
 
 #: Numbers of the arrangements (`plans.search.layouts.Arrangement`).
 REPLICA_BLOCKS, STAGE_BLOCKS, SLOW_ENDS = range(3)
 
 
-@compiled
+@inner
 def lay_out(units: IntArray, speeds: FloatArray, pp: int, tp: int, arrangement: int, gpus: IntArray) -> int:
     """Write the GPUs of as many replicas as the units allow; return their number, 0 where there is no such layout.
 
@@ -44,7 +45,7 @@ def lay_out(units: IntArray, speeds: FloatArray, pp: int, tp: int, arrangement: 
     return dp
 
 
-@compiled
+@inner
 def _strongest(speeds: FloatArray, chosen: IntArray) -> None:
     """Write as many units as `chosen` holds, the slowest left out, in order; the first of equally fast ones."""
     left, fastest = len(chosen), math.inf
@@ -68,23 +69,22 @@ def _strongest(speeds: FloatArray, chosen: IntArray) -> None:
             at += 1
 
 
-@compiled
+@inner
 def _slow_ends(speeds: FloatArray, dp: int, pp: int, order: IntArray) -> bool:
     """Write the units of pipelines [dp * pp] that begin and end on the slowest kind and are blocks otherwise.
 
     False where the units are of one kind, or where the slowest ones are too few for each replica to have one.
     """
-    least = speeds.min()
-    slow = fast = 0
+    slowest, slow, fast = least_of(speeds), 0, 0
     for speed in speeds:
-        slow += speed == least
+        slow += speed == slowest
     ends = max(slow // dp, pp - (len(speeds) - slow) // dp)
     inner = pp - ends
     if ends == 0 or inner < 1 or ends * dp > slow:
         return False
     front, slow = ends // 2, 0
     for unit in range(len(speeds)):
-        if speeds[unit] == least:
+        if speeds[unit] == slowest:
             replica, place = slow // ends, slow % ends
             slow += 1
             stage = place if place < front else place + inner

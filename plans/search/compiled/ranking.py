@@ -11,9 +11,21 @@ import math
 
 import numpy as np
 
-from plans.cost.compiled.jit import borrowed, compiled
-from plans.cost.compiled.plain import PlainTables
-from plans.cost.compiled.tables import DP, MICRO_BATCH, NUM_SHAPE, PP, SPLIT, SPLIT_SPEED, TP, FloatArray, IntArray
+from plans.cost.compiled.arrays import are_equal, copy_to, fill
+from plans.cost.compiled.doors import tables_at
+from plans.cost.compiled.jit import borrowed, compiled, inner
+from plans.cost.compiled.tables import (
+    DP,
+    MICRO_BATCH,
+    NUM_SHAPE,
+    PP,
+    SPLIT,
+    SPLIT_SPEED,
+    TP,
+    FloatArray,
+    IntArray,
+    Tables,
+)
 from plans.cost.compiled.whole_plan import price_alone
 from plans.search.compiled.layouts import REPLICA_BLOCKS
 from plans.search.compiled.recipes import (
@@ -22,12 +34,12 @@ from plans.search.compiled.recipes import (
     RECIPE_PP,
     RECIPE_TP,
     SUBSET,
-    borrowed_choices,
+    choices_at,
     count_units,
     lay_out_recipe,
     offered_degrees,
 )
-from plans.search.guesses import PlainChoices
+from plans.search.guesses import Choices
 
 #: Rounds of single changes around the best recipes.
 CLIMB_ROUNDS = 4
@@ -45,54 +57,63 @@ OTHER_CHANGES = NUM_ARRANGEMENTS + 1 + 2 * NEAR_PPS
 RECIPES, PRICED, ROUNDS, RECIPES_BEFORE, NUM_STATE = range(5)
 
 
-def most_recipes(choices: PlainChoices) -> int:
+def most_recipes(choices: Choices) -> int:
     """Return how many recipes a ranking tries at most."""
-    (num_subsets, _), (_, tps), (_, pps) = (choices[index].shape for index in (3, 4, 5))
+    num_subsets, tps = choices.tps.shape
+    pps = choices.pps.shape[1]
     return tps * pps * NUM_ARRANGEMENTS + CLIMB_ROUNDS * CLIMBERS * (num_subsets + tps + OTHER_CHANGES)
 
 
 @compiled
 def rank_recipes(
-    plain: PlainTables, strategies: IntArray, task: int, mbs: int, held_bytes: float, choices: PlainChoices,
+    words: IntArray, strategies: IntArray, task: int, mbs: int, held_bytes: float, choice_words: IntArray,
     is_deep: bool, state: IntArray, recipes: IntArray, hashes: IntArray, prices: FloatArray,
 ) -> bool:  # fmt: skip
     """Try recipes until no single change of the best ones is new; False where a ring has to be solved first.
 
     Args:
-        plain: the constants.
+        words: the words of the tables.
         strategies: which of the strategies of load balancing are used [3].
         task: row of the task.
         mbs: samples per micro-batch.
         held_bytes: bytes of other models on each GPU.
-        choices: what the GPUs allow.
+        choice_words: the words of the `Choices`: what the GPUs allow.
         is_deep: try every pipeline degree on offer, all arrangements, and the changes of several recipes.
         state: how far the ranking is [NUM_STATE]; 0 at first.
         recipes: the recipes tried [most, NUM_RECIPE].
         hashes: hash of each recipe's layout [most]; 0 = there is none.
         prices: seconds and share of memory of each recipe (`price_alone`) [most, 2]; infinite without a layout.
     """
-    choices, strategies = borrowed_choices(choices), borrowed(strategies)
+    tables, choices, strategies = tables_at(words), choices_at(choice_words), borrowed(strategies)
     state, recipes, hashes, prices = borrowed(state), borrowed(recipes), borrowed(hashes), borrowed(prices)
     count = CLIMBERS if is_deep else 1
-    leaders, before = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    leaders, before = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     if state[RECIPES] == 0:
         _add_plain(choices, is_deep, state, recipes)
     _find_leaders(state[RECIPES_BEFORE], prices, before)
     while True:
-        if not _price(plain, strategies, task, mbs, held_bytes, choices, state, recipes, hashes, prices):
+        if not _price(tables, strategies, task, mbs, held_bytes, choices, state, recipes, hashes, prices):
             return False
         _find_leaders(state[RECIPES], prices, leaders)
-        if state[ROUNDS] == CLIMB_ROUNDS or (leaders == before).all():
+        if state[ROUNDS] == CLIMB_ROUNDS or are_equal(leaders, before):
             return True
         state[RECIPES_BEFORE] = state[RECIPES]
         for leader in leaders:
-            if leader >= 0 and not (before == leader).any():
+            if leader >= 0 and not _is_in(leader, before):
                 _add_changes(choices, recipes[leader], state, recipes)
-        before[:] = leaders
+        copy_to(before, leaders)
         state[ROUNDS] += 1
 
 
-@compiled
+@inner
+def _is_in(number: int, numbers: IntArray) -> bool:
+    for other in numbers:
+        if other == number:
+            return True
+    return False
+
+
+@inner
 def _add(state: IntArray, recipes: IntArray, subset: int, tp: int, pp: int, by_type: int, arrangement: int) -> None:
     """Append a recipe that was not tried yet."""
     count = state[RECIPES]
@@ -110,35 +131,36 @@ def _add(state: IntArray, recipes: IntArray, subset: int, tp: int, pp: int, by_t
     state[RECIPES] = count + 1
 
 
-@compiled
-def _add_plain(choices: PlainChoices, is_deep: bool, state: IntArray, recipes: IntArray) -> None:
+@inner
+def _add_plain(choices: Choices, is_deep: bool, state: IntArray, recipes: IntArray) -> None:
     """Append the plain recipes: all GPUs, near order, every TP; PP by powers of two and replica blocks unless deep."""
-    degrees = np.empty(choices[5].shape[1], dtype=np.int64)
-    for tp in choices[4][0]:
+    degrees = np.empty(choices.pps.shape[1], dtype=np.int64)
+    subset = by_type = np.int64(0)  # numba would make more functions for a literal 0
+    for tp in choices.tps[subset]:
         if tp == 0:
             break
-        offered = offered_degrees(choices, tp, count_units(choices, 0, tp), degrees)
+        offered = offered_degrees(choices, tp, count_units(choices, subset, tp), degrees)
         for arrangement in range(NUM_ARRANGEMENTS if is_deep else REPLICA_BLOCKS + 1):
             for index in range(offered):
                 pp = degrees[index]
                 if is_deep or pp & (pp - 1) == 0 or index == 0:
-                    _add(state, recipes, 0, tp, pp, 0, arrangement)
+                    _add(state, recipes, subset, tp, pp, by_type, arrangement)
 
 
-@compiled
-def _add_changes(choices: PlainChoices, recipe: IntArray, state: IntArray, recipes: IntArray) -> None:
+@inner
+def _add_changes(choices: Choices, recipe: IntArray, state: IntArray, recipes: IntArray) -> None:
     """Append the recipes that differ from one in a single coordinate."""
     subset, tp, pp, by_type = recipe[SUBSET], recipe[RECIPE_TP], recipe[RECIPE_PP], recipe[BY_TYPE]
     arrangement = recipe[ARRANGEMENT]
     for other in range(NUM_ARRANGEMENTS):
         _add(state, recipes, subset, tp, pp, by_type, other)
     _add(state, recipes, subset, tp, pp, 1 - by_type, arrangement)
-    for other in range(len(choices[3])):
+    for other in range(len(choices.subsets)):
         _add(state, recipes, other, tp, pp, by_type, arrangement)
-    for other in choices[4][subset]:
+    for other in choices.tps[subset]:
         if other:
             _add(state, recipes, subset, other, pp, by_type, arrangement)
-    degrees = np.empty(choices[5].shape[1], dtype=np.int64)
+    degrees = np.empty(choices.pps.shape[1], dtype=np.int64)
     offered = offered_degrees(choices, tp, count_units(choices, subset, tp), degrees)
     for at in range(offered):
         if degrees[at] == pp:
@@ -146,13 +168,13 @@ def _add_changes(choices: PlainChoices, recipe: IntArray, state: IntArray, recip
                 _add(state, recipes, subset, tp, degrees[near], by_type, arrangement)
 
 
-@compiled
+@inner
 def _price(
-    plain: PlainTables, strategies: IntArray, task: int, mbs: int, held_bytes: float, choices: PlainChoices,
+    tables: Tables, strategies: IntArray, task: int, mbs: int, held_bytes: float, choices: Choices,
     state: IntArray, recipes: IntArray, hashes: IntArray, prices: FloatArray,
 ) -> bool:  # fmt: skip
     """Price the recipes that have no price yet; False where a ring has to be solved first."""
-    size, asked = choices[0].shape[1], plain[3][5]
+    size, asked = choices.gpus.shape[1], tables.rings.num_asked
     gpus, units, unit_speeds = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64), np.empty(size)
     row = np.zeros(NUM_SHAPE, dtype=np.int64)
     for index in range(state[PRICED], state[RECIPES]):
@@ -166,7 +188,7 @@ def _price(
             prices[index, 0], prices[index, 1] = prices[known, 0], prices[known, 1]
         elif dp:
             row[DP], row[PP], row[TP], row[MICRO_BATCH], row[SPLIT] = dp, pp, tp, mbs, SPLIT_SPEED
-            prices[index, 0], prices[index, 1] = price_alone(plain, strategies, task, row, placed, held_bytes)
+            prices[index, 0], prices[index, 1] = price_alone(tables, strategies, task, row, placed, held_bytes)
             if asked[0]:
                 state[PRICED] = index
                 return False
@@ -174,7 +196,7 @@ def _price(
     return True
 
 
-@compiled
+@inner
 def layout_hash(gpus: IntArray, pp: int, tp: int) -> int:
     """Return a hash of a layout that is not 0: 64 bits tell some hundred layouts apart."""
     found = (np.uint64(pp) << np.uint64(32)) + np.uint64(tp)
@@ -186,7 +208,7 @@ def layout_hash(gpus: IntArray, pp: int, tp: int) -> int:
     return np.int64(max(found, np.uint64(1)))
 
 
-@compiled
+@inner
 def _first_of(hashes: IntArray, index: int) -> int:
     """Return the first recipe with the same layout, or none."""
     for other in range(index):
@@ -195,25 +217,22 @@ def _first_of(hashes: IntArray, index: int) -> int:
     return index
 
 
-@compiled
+@inner
 def _find_leaders(count: int, prices: FloatArray, leaders: IntArray) -> None:
     """Write the best of the first recipes, best first; -1 where there are fewer.
 
     Layouts that fit alone come first, then those that do not, then recipes without one; the earlier among equals.
     """
-    leaders[:] = -1
+    fill(leaders, -1)
     for place in range(min(len(leaders), count)):
         best = -1
         for index in range(count):
-            is_taken = False
-            for taken in leaders[:place]:
-                is_taken = is_taken or taken == index
-            if not is_taken and (best < 0 or _is_better(prices[index], prices[best])):
+            if not _is_in(index, leaders[:place]) and (best < 0 or _is_better(prices[index], prices[best])):
                 best = index
         leaders[place] = best
 
 
-@compiled
+@inner
 def _is_better(price: FloatArray, other: FloatArray) -> bool:
     overfull, overfull_other = price[1] > 1.0, other[1] > 1.0
     return price[0] < other[0] if overfull == overfull_other else overfull_other
@@ -221,13 +240,13 @@ def _is_better(price: FloatArray, other: FloatArray) -> bool:
 
 @compiled
 def keep_best(
-    choices: PlainChoices, state: IntArray, recipes: IntArray, hashes: IntArray, prices: FloatArray, kept: IntArray,
+    choice_words: IntArray, state: IntArray, recipes: IntArray, hashes: IntArray, prices: FloatArray, kept: IntArray,
     replicas: IntArray, gpus: IntArray,
 ) -> int:  # fmt: skip
     """Write the fastest layouts, and of the others those with less memory than every faster one; return how many.
 
     Args:
-        choices: what the GPUs allow.
+        choice_words: the words of the `Choices`: what the GPUs allow.
         state: how far the ranking is: done.
         recipes: the recipes tried.
         hashes: hashes of their layouts.
@@ -236,6 +255,8 @@ def keep_best(
         replicas: its replicas [KEPT].
         gpus: its GPUs [KEPT, G].
     """
+    choices, state, recipes, hashes = choices_at(choice_words), borrowed(state), borrowed(recipes), borrowed(hashes)
+    prices, kept, replicas, gpus = borrowed(prices), borrowed(kept), borrowed(replicas), borrowed(gpus)
     order = _fitting(state[RECIPES], hashes, prices)
     units, unit_speeds = np.empty(gpus.shape[1], dtype=np.int64), np.empty(gpus.shape[1])
     found, least = 0, math.inf
@@ -253,7 +274,7 @@ def keep_best(
     return found
 
 
-@compiled
+@inner
 def _fitting(count: int, hashes: IntArray, prices: FloatArray) -> IntArray:
     """Return the first recipe of each layout that fits alone, by seconds, then share, then which came first."""
     order, found = np.empty(count, dtype=np.int64), 0

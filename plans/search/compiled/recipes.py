@@ -1,16 +1,17 @@
 """Recipes of one task on one set of GPUs: which units a recipe takes, and how they are laid out.
 
-What the GPUs allow are the `Choices` of `plans.search.guesses`, without names.
+What the GPUs allow are the `Choices` of `plans.search.guesses`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from plans.cost.compiled.jit import borrowed, compiled
+from plans.cost.compiled.jit import borrowed, compiled, inner
 from plans.cost.compiled.tables import FloatArray, IntArray
+from plans.cost.compiled.words import reader_of
 from plans.search.compiled.layouts import lay_out
-from plans.search.guesses import PlainChoices
+from plans.search.guesses import Choices
 
 #: Columns of a recipe: the fields of `plans.search.layouts.Recipe`.
 SUBSET, RECIPE_TP, RECIPE_PP, BY_TYPE, ARRANGEMENT, NUM_RECIPE = range(6)
@@ -18,19 +19,13 @@ SUBSET, RECIPE_TP, RECIPE_PP, BY_TYPE, ARRANGEMENT, NUM_RECIPE = range(6)
 LAYERS, LEAST_SHARDS = range(2)
 
 
-@compiled
-def borrowed_choices(choices: PlainChoices) -> PlainChoices:
-    """Return the choices with their arrays borrowed for the call."""
-    c = choices
-    return (
-        borrowed(c[0]), borrowed(c[1]), borrowed(c[2]), borrowed(c[3]), borrowed(c[4]), borrowed(c[5]), borrowed(c[6]),
-    )  # fmt: skip
+choices_at = reader_of(Choices)
 
 
-@compiled
-def count_units(choices: PlainChoices, subset: int, tp: int) -> int:
+@inner
+def count_units(choices: Choices, subset: int, tp: int) -> int:
     """Return how many sets of `tp` GPUs of one machine a subset of the machines has."""
-    machines, is_in = choices[1][0], choices[3][subset]
+    machines, is_in = choices.machines[0], choices.subsets[subset]
     held = np.zeros(len(is_in), dtype=np.int64)
     for machine in machines:
         held[machine] += is_in[machine]
@@ -40,15 +35,14 @@ def count_units(choices: PlainChoices, subset: int, tp: int) -> int:
     return count
 
 
-@compiled
-def cut_units(
-    choices: PlainChoices, subset: int, tp: int, by_type: int, units: IntArray, unit_speeds: FloatArray
-) -> int:
+@inner
+def cut_units(choices: Choices, subset: int, tp: int, by_type: int, units: IntArray, unit_speeds: FloatArray) -> int:
     """Write the GPUs and the speed of each unit of a subset along the machine order; return how many there are.
 
     What a machine has left over is not used.
     """
-    gpus, machines, speeds, is_in = choices[0][by_type], choices[1][by_type], choices[2], choices[3][subset]
+    gpus, machines = choices.gpus[by_type], choices.machines[by_type]
+    speeds, is_in = choices.speeds, choices.subsets[subset]
     begin = count = 0
     while begin < len(gpus):
         machine, end = machines[begin], begin
@@ -63,10 +57,8 @@ def cut_units(
     return count
 
 
-@compiled
-def lay_out_recipe(
-    choices: PlainChoices, recipe: IntArray, units: IntArray, unit_speeds: FloatArray, gpus: IntArray
-) -> int:
+@inner
+def lay_out_recipe(choices: Choices, recipe: IntArray, units: IntArray, unit_speeds: FloatArray, gpus: IntArray) -> int:
     """Write the GPUs of a recipe's layout; return its replicas, 0 where the GPUs do not allow its degrees.
 
     Args:
@@ -76,24 +68,24 @@ def lay_out_recipe(
         unit_speeds: scratch [G].
         gpus: the answer [G].
     """
-    subset, tp, pp, bounds = recipe[SUBSET], recipe[RECIPE_TP], recipe[RECIPE_PP], choices[6]
-    if subset >= len(choices[3]) or pp * tp < bounds[LEAST_SHARDS] or pp > bounds[LAYERS]:
+    subset, tp, pp, bounds = recipe[SUBSET], recipe[RECIPE_TP], recipe[RECIPE_PP], choices.bounds
+    if subset >= len(choices.subsets) or pp * tp < bounds[LEAST_SHARDS] or pp > bounds[LAYERS]:
         return 0
     count = cut_units(choices, subset, tp, recipe[BY_TYPE], units, unit_speeds)
     return lay_out(units[: count * tp], unit_speeds[:count], pp, tp, recipe[ARRANGEMENT], gpus) if pp <= count else 0
 
 
 @compiled
-def build_recipe(choices: PlainChoices, recipe: IntArray, gpus: IntArray) -> int:
-    """Write the GPUs of a recipe's layout, as `lay_out_recipe`, for callers without scratch arrays."""
+def build_recipe(words: IntArray, recipe: IntArray, gpus: IntArray) -> int:
+    """Write the GPUs of a recipe's layout, as `lay_out_recipe`, for Python, given the words of the `Choices`."""
     units, unit_speeds = np.empty(len(gpus), dtype=np.int64), np.empty(len(gpus))
-    return lay_out_recipe(choices, recipe, units, unit_speeds, gpus)
+    return lay_out_recipe(choices_at(words), borrowed(recipe), units, unit_speeds, borrowed(gpus))
 
 
-@compiled
-def offered_degrees(choices: PlainChoices, tp: int, num_units: int, degrees: IntArray) -> int:
+@inner
+def offered_degrees(choices: Choices, tp: int, num_units: int, degrees: IntArray) -> int:
     """Write the pipeline degrees whose shards can fit a GPU, least first, else the largest; return how many."""
-    offered, least = choices[5][num_units], choices[6][LEAST_SHARDS]
+    offered, least = choices.pps[num_units], choices.bounds[LEAST_SHARDS]
     found = last = 0
     for pp in offered:
         if pp == 0:

@@ -3,15 +3,21 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
 from plans.search.compiled.layouts import REPLICA_BLOCKS, SLOW_ENDS, STAGE_BLOCKS, lay_out
+
+
+@njit
+def laid_out_by_machine_code(units, speeds, pp, tp, arrangement, gpus):
+    return lay_out(units, speeds, pp, tp, arrangement, gpus)
 
 
 def laid_out(speeds, pp, tp, arrangement):
     """Return the GPUs by machine code [dp, pp, tp]; None where there is no layout."""
     units = np.arange(len(speeds) * tp, dtype=np.int64) + 100
     gpus = np.empty(len(units), dtype=np.int64)
-    dp = lay_out(units, np.array(speeds), pp, tp, arrangement, gpus)
+    dp = laid_out_by_machine_code(units, np.array(speeds), pp, tp, arrangement, gpus)
     return gpus[: dp * pp * tp].reshape(dp, pp, tp) if dp else None
 
 

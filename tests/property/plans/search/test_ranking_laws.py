@@ -94,7 +94,7 @@ def plain_ranking(tools, task, guesses, held, deep):
 def test_machine_code_ranks_layouts_by_the_plain_rules(seed, testbed, task, held, deep, is_calibrated):
     tools = tools_of(testbed, is_calibrated)
     guesses = tools.ranker.guesses(task, drawn_gpus(tools, seed))
-    found = tools.pricer.rank(task, guesses.choices, held, deep=deep)
+    found = tools.pricer.rank(task, guesses, held, deep=deep)
     assert [(entry.seconds, entry.share, entry.layout) for entry in found] == plain_ranking(
         tools, task, guesses, held, deep
     )
