@@ -35,7 +35,7 @@ class RlTask(StrEnum):
     @property
     def role(self) -> str:
         """The model's role: actor, critic, reference or reward."""
-        return self.value.partition("_")[0]
+        return _ROLES[self]
 
     @property
     def has_scalar_head(self) -> bool:
@@ -45,6 +45,7 @@ class RlTask(StrEnum):
 
 # Read for every plan that a search prices, so worked out once.
 _KINDS = {task: TaskKind(task.value.rpartition("_")[2]) for task in RlTask}
+_ROLES = {task: task.value.partition("_")[0] for task in RlTask}
 _PPO_ONLY = frozenset({RlTask.CRITIC_INFERENCE, RlTask.CRITIC_TRAINING})
 
 

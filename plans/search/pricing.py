@@ -132,12 +132,11 @@ class Pricer:
         kept, replicas = np.empty(code.KEPT, dtype=np.int64), np.empty(code.KEPT, dtype=np.int64)
         gpus = np.empty((code.KEPT, guesses.choices.gpus.shape[1]), dtype=np.int64)
         count = code.keep_best(guesses.words, state, recipes, hashes, prices, kept, replicas, gpus)
-        found = []
-        for place, number in enumerate(kept[:count].tolist()):
-            seconds, share = prices[number].tolist()
-            recipe = _recipe(*recipes[number].tolist())
-            size = int(replicas[place]) * recipe.pp * recipe.tp
-            found.append(RankedLayout(seconds, share, recipe, tuple(gpus[place, :size].tolist())))
+        numbers, found = kept[:count], []
+        rows = zip(prices[numbers].tolist(), recipes[numbers].tolist(), replicas.tolist(), gpus, strict=False)
+        for (seconds, share), row, dp, placed in rows:
+            recipe = _recipe(*row)
+            found.append(RankedLayout(seconds, share, recipe, tuple(placed[: dp * recipe.pp * recipe.tp].tolist())))
         return tuple(found)
 
     def _packed(self, genome: Genome) -> tuple[IntArray, IntArray]:

@@ -103,10 +103,12 @@ class Seeder:
         best, step = math.inf, None
         for task, ranked in options.items():
             now = ranked[chosen[task]]
+            share, seconds = now.share, now.seconds
             for index, other in enumerate(ranked):
-                freed = now.share - other.share
+                freed = share - other.share
                 if freed > 1e-6:
-                    loss = max(0.0, other.seconds - now.seconds) / freed
+                    slower = other.seconds - seconds
+                    loss = slower / freed if slower > 0.0 else 0.0
                     if loss < best:
                         best, step = loss, (task, index)
         return step

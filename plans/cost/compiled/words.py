@@ -18,6 +18,7 @@ from numba.core import cgutils
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 from numba.np.arrayobj import populate_array
+from numba.np.numpy_support import as_dtype
 
 from plans.cost.compiled.jit import COMPILES
 from plans.cost.compiled.tables import IntArray
@@ -27,17 +28,20 @@ WORD_BYTES = 8
 
 
 class Words(types.Type):
-    """The address of the words of a named tuple; `fields`: first word and type of each field."""
+    """The address of the words of a named tuple; `fields`: first word and type of each field; `dtypes`: of arrays."""
 
     def __init__(self, kind: type) -> None:
         """Place the fields one after the other."""
         super().__init__(name=f"Words({kind.__module__}.{kind.__qualname__})")
         self.fields: dict[str, tuple[int, Any]] = {}
+        self.dtypes: dict[str, np.dtype[Any]] = {}
         self.size = 0
         for name, hint in get_type_hints(kind, include_extras=True).items():
             field = _type_of(hint)
             self.fields[name] = (self.size, field)
             self.size += _num_words(field)
+            if isinstance(field, types.Array):
+                self.dtypes[name] = as_dtype(field.dtype)
 
 
 words_type = lru_cache(Words)
@@ -66,16 +70,17 @@ def words_of(values: Any) -> IntArray:  # noqa: ANN401 - a named tuple
 
 def _words_in(values: Any) -> list[int]:  # noqa: ANN401 - a named tuple
     words: list[int] = []
-    for name, (_, field) in words_type(type(values)).fields.items():
-        value = getattr(values, name)
-        if isinstance(field, Words):
-            words += _words_in(value)
-        elif isinstance(field, types.Array):
-            if value.dtype.itemsize != WORD_BYTES or from_dtype(value.dtype) != field.dtype or value.ndim != field.ndim:
+    kind = words_type(type(values))
+    for value, (name, (_, field)) in zip(values, kind.fields.items(), strict=True):
+        dtype = kind.dtypes.get(name)
+        if dtype is not None:
+            if value.dtype != dtype or value.ndim != field.ndim:
                 raise TypeError(f"{name}: {value.dtype} with {value.ndim} dimensions; declared is {field}.")
             if not value.flags.c_contiguous:
                 raise TypeError(f"{name}: its elements do not lie one after the other; copy the array.")
             words += [value.ctypes.data, *value.shape]
+        elif isinstance(field, Words):
+            words += _words_in(value)
         else:
             words.append(value)
     return words
