@@ -61,7 +61,7 @@ def cheaper_change(context: StageContext, standing: NumberedPlan, profiles: Prof
     """
     if not has_drifted(context, standing.adopted_at):
         return None
-    return rerouted_plan(context, standing) or flipped_plan(context, standing, profiles)
+    return rerouted_plan(context, standing, profiles) or flipped_plan(context, standing, profiles)
 
 
 def flipped_plan(context: StageContext, standing: NumberedPlan, profiles: Profiles) -> Plan | None:
@@ -125,8 +125,8 @@ def phases_s(phases: Phases) -> dict[str, float]:
     return {name: getattr(phases, name) for name in (*PRODUCER_PHASES, *CONSUMER_PHASES)}
 
 
-def rerouted_plan(context: StageContext, standing: NumberedPlan) -> Plan | None:
-    """Return the plan in force with other shares, if that alone gains enough."""
+def rerouted_plan(context: StageContext, standing: NumberedPlan, profiles: Profiles) -> Plan | None:
+    """Return the plan in force with other shares and their price, if that alone gains enough."""
     job, last = context.job, context.iteration - context.job.generate_ahead - 1
     num_shards = len(shard_ranges(job.prompts_per_iteration, job.prompts_per_shard))
     shards = all_shards(context, last, num_shards, Family.ROLLOUTS)
@@ -134,7 +134,9 @@ def rerouted_plan(context: StageContext, standing: NumberedPlan) -> Plan | None:
     if found is None or found.gain < job.replan.min_gain:
         return None
     context.log("shards are dealt anew", gain=f"{found.gain:.2f}")
-    return found.plan
+    run = context.run
+    report = price(run.cluster, job.planner, found.plan, model_of(run.cluster, job.planner, profiles))
+    return found.plan.model_copy(update={"predicted": report.to_document()})
 
 
 def _devices(plan: Plan) -> dict[RlTask, list[list[tuple[int, tuple[str, ...]]]]]:

@@ -15,7 +15,8 @@ from stages.measured_rates import model_of
 from stages.plan_history import NumberedPlan, committed_plans
 from stages.planning import Flipped
 from stages.staleness import drift_watch
-from stages.staleness.drift_watch import cheaper_change, flipped_plan, has_drifted, side_factors
+from stages.staleness.drift_watch import cheaper_change, flipped_plan, has_drifted, rerouted_plan, side_factors
+from stages.staleness.reroute import Rerouted
 from storage.runs import IterationRecord, write_iteration
 from tests.helpers.stage_contexts import make_context, make_run
 
@@ -181,6 +182,23 @@ def test_change_is_the_cheapest_that_gains_enough(tmp_path: Path, monkeypatch: p
 
     assert (asked, is_new, entry.adopted_at) == (["shares", "roles"], True, 3)
     assert entry.plan.tasks == flip.plan.tasks
+
+
+def test_plan_with_other_shares_promises_what_these_shares_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next drift is measured against the new plan's promise, not against that of the old shares."""
+    context = context_at(tmp_path, 3)
+    standing = reported(context, 5.0, 1.0)
+    dealt = standing.plan.model_copy(update={"predicted": {"of": "the old shares"}})
+    monkeypatch.setattr(drift_watch, "all_shards", lambda *_: [])
+    monkeypatch.setattr(drift_watch, "reroute", lambda *_: Rerouted(dealt, 1.0))
+
+    found = rerouted_plan(context, standing, {})
+
+    model = model_of(context.run.cluster, context.job.planner, {})
+    assert found is not None
+    assert found.predicted == price(context.run.cluster, context.job.planner, found, model).to_document()
 
 
 def test_plan_with_a_drained_machine_is_not_changed_but_replaced(
