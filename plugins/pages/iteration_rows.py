@@ -54,12 +54,13 @@ class Kept(Generic[Value]):
 
     def put(self, key: Hashable, value: Value) -> None:
         """Keep a value in the place of others; one that is too large by itself is not kept."""
-        self.drop(key)
-        if self._size_of(value) > self._max_size:
-            return
+        size = self._size_of(value)
         with self._lock:
+            self._forget(key)
+            if size > self._max_size:
+                return
             self._values[key] = value
-            self._size += self._size_of(value)
+            self._size += size
             while self._size > self._max_size:
                 _, oldest = self._values.popitem(last=False)
                 self._size -= self._size_of(oldest)
@@ -67,8 +68,11 @@ class Kept(Generic[Value]):
     def drop(self, key: Hashable) -> None:
         """Keep a value no longer."""
         with self._lock:
-            if key in self._values:
-                self._size -= self._size_of(self._values.pop(key))
+            self._forget(key)
+
+    def _forget(self, key: Hashable) -> None:
+        if key in self._values:
+            self._size -= self._size_of(self._values.pop(key))
 
 
 class IterationRows:

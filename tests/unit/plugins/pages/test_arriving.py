@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp
 
 from plugins.pages.app import build_app
 from plugins.pages.run_source import OptionsOf, RunSource
@@ -32,7 +35,9 @@ def app_of(home: Path, options_of: OptionsOf, patience_s: float) -> FastAPI:
     return build_app(RunSource(MotleyHome(home), options_of), free_access(), patience_s)
 
 
-def answered(app: FastAPI, path: str, after_part: Callable[[str], None]) -> tuple[int, list[str]]:
+def answered(
+    app: ASGIApp, path: str, after_part: Callable[[str], None], decoded: Callable[[bytes], str] = bytes.decode
+) -> tuple[int, list[str]]:
     """Ask an application for a page; give its status and the parts that it sent, each looked at when it was sent."""
     parts: list[str] = []
     status: list[int] = []
@@ -40,7 +45,7 @@ def answered(app: FastAPI, path: str, after_part: Callable[[str], None]) -> tupl
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
         "path": address, "raw_path": address.encode(), "query_string": query.encode(), "root_path": "",
-        "headers": [], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+        "headers": [(b"accept-encoding", b"gzip")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
     }  # fmt: skip
 
     async def ask() -> None:
@@ -57,7 +62,7 @@ def answered(app: FastAPI, path: str, after_part: Callable[[str], None]) -> tupl
             if message["type"] == "http.response.start":
                 status.append(message["status"])
             elif message.get("body"):
-                parts.append(message["body"].decode())
+                parts.append(decoded(message["body"]))
                 after_part(parts[-1])
 
         await app(scope, receive, send)
@@ -87,6 +92,21 @@ def test_page_that_is_ready_in_time_is_sent_whole(page_home: Path, path: str, he
     assert f"<h1>{heading}</h1>" in parts[0]
     assert content in parts[0]
     assert 'role="status"' not in parts[0]
+
+
+def test_frame_passes_the_compression_of_airflows_server(page_home: Path) -> None:
+    gate, stream = Gate(), zlib.decompressobj(16 + zlib.MAX_WBITS)
+    app = GZipMiddleware(app_of(page_home, gate.options_of, 0.0), minimum_size=1024, compresslevel=5)
+    seen: list[str] = []
+
+    def after_part(part: str) -> None:
+        seen.append(part)
+        if 'role="status"' in "".join(seen):
+            gate.open()
+
+    _, parts = answered(app, PAGES[0][0], after_part, lambda part: stream.decompress(part).decode())
+    assert len([part for part in parts if part]) >= 2
+    assert "".join(parts).endswith("</main>\n</body>\n</html>\n")
 
 
 def test_page_is_the_same_whether_its_facts_were_late_or_not(page_home: Path) -> None:
