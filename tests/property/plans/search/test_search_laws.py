@@ -10,7 +10,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from plans.cost import CostModel, price
@@ -96,7 +96,7 @@ def test_better_hardware_never_raises_the_optimum(
     else:
         better = scaled(base.cluster, factor, what=what, latency=10.0)
     found = [bounded_brute_force(Problem(cluster, base.job, model)).score_s for cluster in (base.cluster, better)]
-    assert math.isfinite(found[0])
+    assume(math.isfinite(found[0]))  # two of the smallest GPUs are too few for an asynchronous job
     assert found[1] <= found[0] * (1 + 1e-12)
 
 
