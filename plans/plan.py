@@ -15,6 +15,7 @@ from pydantic import Field, JsonValue, model_validator
 from plans.errors import Fault, FaultKind, PlanMismatchError, SpecError
 from plans.spec.cluster import Cluster
 from plans.spec.job import Job, Mode
+from plans.spec.llm import MOST
 from plans.spec.model import SpecModel, fingerprint
 from plans.workflow import RlTask, TaskKind, shape_of, workflow_of
 
@@ -33,7 +34,7 @@ class Replica(SpecModel):
 
     samples: int = Field(ge=1)
     """Samples per iteration that this replica handles."""
-    micro_batch_size: int = Field(default=1, ge=1)
+    micro_batch_size: int = Field(default=1, ge=1, le=MOST)
     """Samples per micro-batch."""
     decode_batch: int | None = Field(default=None, ge=1)
     """Sequences decoded together; generation only; absent = derived from free memory."""

@@ -39,10 +39,10 @@ def draw_topology(cluster: Cluster, plan: Plan, file: Path) -> None:
     for region, (x, y) in places.items():
         _draw_region(axes, cluster, plan, region, x, y)
     handles = [Patch(color=COLOURS[task.value], label=task.value) for task in plan.tasks]
-    axes.legend(handles=handles, loc="lower center", ncols=min(6, len(handles)), bbox_to_anchor=(0.5, -0.04))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)))
     seconds = plan.predicted.get("iteration_s")
     shown = f": {seconds:.4g} s per iteration" if isinstance(seconds, int | float) else ""
-    axes.set_title(f"{plan.method} on {cluster.name}{shown}")
+    figure.suptitle(f"{plan.method} on {cluster.name}{shown}")
     axes.set_aspect("equal")
     axes.axis("off")
     figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, JsonValue, Tag
 
 from plans.errors import Fault, FaultKind
-from plans.spec.llm import BUILT_IN_SHAPES, LlmShape
+from plans.spec.llm import BUILT_IN_SHAPES, MOST, LlmShape
 from plans.spec.model import SpecModel, fingerprint
 
 #: Top-level sections that execution reads and the planner carries unread.
@@ -118,18 +118,18 @@ class JobModels(SpecModel):
 class Batch(SpecModel):
     """Size of one iteration."""
 
-    prompts: int = Field(ge=1)
+    prompts: int = Field(ge=1, le=MOST)
     """Prompts per iteration."""
-    responses_per_prompt: int = Field(ge=1)
+    responses_per_prompt: int = Field(ge=1, le=MOST)
     """Completions per prompt."""
 
 
 class Lengths(SpecModel):
     """Token counts: maxima, and optionally what is known of their distribution."""
 
-    prompt: int = Field(ge=1)
+    prompt: int = Field(ge=1, le=MOST)
     """Longest prompt."""
-    response: int = Field(ge=1)
+    response: int = Field(ge=1, le=MOST)
     """Longest response."""
     prompt_mean: float | None = Field(default=None, gt=0)
     """Mean prompt length; read by the calibrated model and the simulator; absent = the maximum."""
@@ -147,7 +147,7 @@ class Lengths(SpecModel):
 class Training(SpecModel):
     """Settings of the training tasks that change time or memory."""
 
-    micro_batch_size: int = Field(default=1, ge=1)
+    micro_batch_size: int = Field(default=1, ge=1, le=MOST)
     """Samples per micro-batch."""
     recompute: Recompute = Recompute.FULL
     """Activation recomputation."""
@@ -155,7 +155,7 @@ class Training(SpecModel):
     """Optimiser."""
     precision: Precision = Precision.BF16_MIXED
     """Number formats."""
-    updates_per_iteration: int = Field(default=1, ge=1)
+    updates_per_iteration: int = Field(default=1, ge=1, le=MOST)
     """Optimiser steps per iteration (PPO mini-batches times epochs); read by the calibrated model."""
     distributed_optimizer: bool = False
     """Whether optimiser states are sharded over data-parallel ranks."""
@@ -169,7 +169,7 @@ class Training(SpecModel):
 class Generation(SpecModel):
     """Settings of the generation engine that change time or memory."""
 
-    max_num_seqs: int = Field(default=256, ge=1)
+    max_num_seqs: int = Field(default=256, ge=1, le=MOST)
     """Cap of the decode batch."""
     memory_fraction: float = Field(default=0.9, gt=0, le=1)
     """Share of GPU memory that weights and KV cache may fill together."""

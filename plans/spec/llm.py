@@ -11,23 +11,26 @@ from pydantic import Field
 
 from plans.spec.model import SpecModel
 
+#: Largest count in a job or shape: products of a few of them stay exact.
+MOST = 100_000_000
+
 
 class LlmShape(SpecModel):
     """The numbers of a transformer that the cost and memory models read."""
 
-    layers: int = Field(ge=1)
+    layers: int = Field(ge=1, le=MOST)
     """Number of transformer layers (nl)."""
-    hidden: int = Field(ge=1)
+    hidden: int = Field(ge=1, le=MOST)
     """Hidden size (h1)."""
-    intermediate: int = Field(ge=1)
+    intermediate: int = Field(ge=1, le=MOST)
     """Inner size of the gated MLP (h2)."""
-    heads: int = Field(ge=1)
+    heads: int = Field(ge=1, le=MOST)
     """Number of query heads."""
-    kv_heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1, le=MOST)
     """Number of key/value heads; divides `heads`."""
-    head_dim: int = Field(ge=1)
+    head_dim: int = Field(ge=1, le=MOST)
     """Size of one head."""
-    vocab: int = Field(ge=1)
+    vocab: int = Field(ge=1, le=MOST)
     """Vocabulary size (V)."""
     tied: bool
     """Whether input embedding and output head share one matrix."""

@@ -85,6 +85,19 @@ def test_operator_returns_references_only(behave: Callable[[str], None]) -> None
     assert "metrics" not in times
 
 
+def test_each_worker_runs_a_stage_in_its_own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H7: pools have interpreters of their own; the task is made where none of them is known."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    task = operator()
+    for worker in ("east", "west"):
+        interpreter = tmp_path / f"python-of-{worker}"
+        write_interpreter(interpreter, f"leave(artefacts=['demo/made-in-{worker}'])")
+        monkeypatch.setenv("MOTLEY_HOME", str(tmp_path / worker))
+        monkeypatch.setenv("MOTLEY_ENGINES_PYTHON", str(interpreter))
+
+        assert task.execute(context())["artefacts"] == [f"demo/made-in-{worker}"]
+
+
 def test_plan_passes_on_which_queues_have_work_and_skips_the_rows_of_the_others(behave: Callable[[str], None]) -> None:
     """In one go, so that no row without work waits for a worker."""
     behave("leave(metrics={'queues': {'train': ['gpu'], 'generate': ['gpu', 'gpu2'], 'infer': ['gpu2']}})")

@@ -18,6 +18,7 @@ from tests.helpers.stage_contexts import make_context, make_run
 
 
 def test_plan_is_decided_once_and_kept(tmp_path: Path) -> None:
+    """H4: the job says nothing of placement, the planner in the box decides it."""
     run = make_run(tmp_path)
     contexts = [make_context(run, tmp_path, "plan", k) for k in (0, 1, 4)]
 
@@ -138,6 +139,7 @@ def test_new_plan_must_promise_the_gain_that_the_job_asks_for(tmp_path: Path) ->
 
 
 def test_new_plan_must_win_back_the_switch_in_the_iterations_left(tmp_path: Path) -> None:
+    """H9: a run is balanced anew between iterations, and only where that pays for what the switch costs."""
     run = make_run(tmp_path, changes={"mode: sync\n": "mode: sync\nreplan: {switch_s: 1.0e+6}\n"})
     context = make_context(run, tmp_path, "plan", 3)
     lonely = plan_on_machine(run.cluster, run.job.planner, run.cluster.machines[1], CostModel.calibrated())

@@ -16,6 +16,7 @@ from stages.plan import queues_of
 from stages.planning import EVALUATIONS, choose_plan
 from stages.single_machine_plan import plan_on_machine
 from stages.spec.job import TrainingJob, load_training_job, training_job_from_document
+from tests.helpers.gang_plans import pipeline_over
 
 
 def job(shape: str = "qwen3-0.6b", mode: str = "sync", staleness: int = 0, engine: str = "accelerate") -> TrainingJob:
@@ -207,6 +208,20 @@ def test_queues_with_work_follow_from_the_plan() -> None:
     queues = queues_of(plan_on_machine(cluster, job().planner, cluster.machines[1], CostModel.calibrated()), cluster)
 
     assert queues == {stage.value: ["q-strong"] for stage in PLANNED}
+
+
+def test_gang_of_unlike_gpus_has_the_queue_of_each_of_its_machines() -> None:
+    """H8: instance types are mixed in one gang; each member's task runs where its machine's worker listens."""
+    machines = (
+        Machine(name="weak", region="r", gpu="L40S", count=1, queue="q-weak", address="weak.example.org"),
+        Machine(name="strong", region="r", gpu="A100-80", count=1, queue="q-strong", address="strong.example.org"),
+    )
+    cluster = Cluster(name="c", machines=machines, links=Links(same_zone=LinkRate(latency_ms=0, bandwidth_gbps=10)))
+
+    queues = queues_of(pipeline_over(cluster, job(engine="megatron"), ("strong", "weak")), cluster)
+
+    assert queues["train"] == ["q-weak", "q-strong"]
+    assert queues["generate"] == queues["prepare"] == ["q-strong"]
 
 
 def test_drained_machine_gets_nothing_and_the_plan_still_belongs_to_the_whole_cluster() -> None:

@@ -212,6 +212,8 @@ def test_every_execution_section_is_accepted_unread(section: str) -> None:
         (JOB.replace("lengths: {prompt: 1024", "lengths: {prompt_mean: 2000, prompt: 1024"),
          [("lengths.prompt_mean", FaultKind.CONFLICT)]),
         (JOB.replace("precision: bf16-mixed", "precision: fp8"), [("training.precision", FaultKind.OUT_OF_RANGE)]),
+        (JOB.replace("prompts: 384", f"prompts: {10**22}").replace("response: 1024", f"response: {10**9}"),
+         [("batch.prompts", FaultKind.OUT_OF_RANGE), ("lengths.response", FaultKind.OUT_OF_RANGE)]),
         (JOB.replace("prompts: 384", "prompts: .nan").replace("algorithm: ppo", "algorithm: dpo"),
          [("batch.prompts", FaultKind.OUT_OF_RANGE), ("algorithm", FaultKind.OUT_OF_RANGE)]),
     ],
