@@ -9,7 +9,7 @@ ENGINES = .venv-engines/.installed
 VLLM = .venv-engines/.installed-vllm
 MOTLEY = MOTLEY_HOME=$(CURDIR)/.motley MOTLEY_ENGINES_PYTHON=$(CURDIR)/.venv-engines/bin/python .venv/bin/motley
 
-.PHONY: help env env-vllm quickstart smollm2 two-regions down lint test test-light test-engines test-all test-browser test-system audit clean
+.PHONY: help env env-vllm quickstart smollm2 two-regions ppo-regions down lint test test-light test-engines test-all test-browser test-system audit clean
 
 help:  ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,9 @@ smollm2: env-vllm  ## Train SmolLM2-135M with vLLM on grade-school arithmetic
 
 two-regions: env  ## Train over two regions: namespaces, S3 servers and a shaped link on this machine (root; else proxies)
 	.venv/bin/python -m scripts.regions.example --folder .two-regions
+
+ppo-regions: env  ## Train SmolLM2-135M by PPO on three machines in two regions on this machine (root; else proxies)
+	.venv/bin/python -m scripts.regions.example --name ppo-regions --folder .ppo-regions
 
 down:  ## Stop what quickstart or a run left running
 	$(MOTLEY) down
@@ -71,4 +74,4 @@ audit: $(LIGHT)  ## Look the pinned packages up among known vulnerabilities (nee
 	scripts/audit.sh constraints/airflow-py311.txt constraints/engines-py311.txt
 
 clean: down  ## Remove the environments and the local deployment
-	rm -rf .venv .venv-engines .motley .two-regions
+	rm -rf .venv .venv-engines .motley .two-regions .ppo-regions

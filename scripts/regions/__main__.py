@@ -1,7 +1,8 @@
 """Regions on this computer: `python -m scripts.regions up|exec|down --folder DIR`.
 
-`up --cluster FILE` starts a namespace and an S3 server per region of the cluster file and the lines between them; `exec
-REGION COMMAND ...` runs a command in a region, with its environment; `down` removes all.
+`up --cluster FILE` starts a namespace and an S3 server per region of the cluster file, a namespace for each further
+machine of a region, and the lines between them; `exec PLACE COMMAND ...` runs a command in a region, or in the network
+of such a machine, with its environment; `down` removes all.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ def main() -> int:
         if standing is None:
             sys.stderr.write(f"No regions are up in {folder}; start them with `up` first.\n")
             return 2
-        region = standing.region(given.region)
-        command = inside(region, given.command)
-        return subprocess.run(command, env={**os.environ, **environment(standing, region)}, check=False).returncode
+        place = standing.place(given.place)
+        command = inside(place, given.command)
+        return subprocess.run(command, env={**os.environ, **environment(standing, place)}, check=False).returncode
     if load(folder) is not None:
         sys.stderr.write(f"Regions are up in {folder} already; end them with `down` first.\n")
         return 2
     cluster = load_cluster(given.cluster.read_text(encoding="utf-8"), str(given.cluster))
     layout = start(planned(cluster, folder, _mode(given.mode)), folder)
-    print(f"{layout.mode}: {', '.join(region.name for region in layout.regions)}")
+    print(f"{layout.mode}: {', '.join(place.name for place in layout.places)}")
     return 0
 
 
@@ -60,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
             action.add_argument("--cluster", type=Path, required=True)
             action.add_argument("--mode", choices=["namespaces", "loopback"], help="default: what is permitted")
         if name == "exec":
-            action.add_argument("region")
+            action.add_argument("place")
             action.add_argument("command", nargs=argparse.REMAINDER)
     return parser
 

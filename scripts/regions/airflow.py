@@ -1,4 +1,4 @@
-"""Airflow over regions: its servers and a worker in the home region, a worker for every machine of the others.
+"""Airflow over regions: its servers and a worker in the home region's network, a worker in every other network.
 
 The workers elsewhere are on another computer for all they know: `motley worker --url`, a home and a network of their
 own, and the deployment's address at the near end of a line that ends at its loopback port.
@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +21,30 @@ import yaml
 from cli.deployment_processes import marked_processes
 from cli.deployment_record import DeploymentRecord, read_record
 from cli.deployment_settings import start_timeout_s
+from cli.deployment_workers import GONE_STATES
 from cli.worker import SECRET_VARIABLE
 from plans.spec.load import load_cluster
-from scripts.regions.layout import REPOSITORY, Region, Regions, environment, free_ports, home_of
+from scripts.regions.layout import REPOSITORY, Place, Regions, Site, Way, environment, free_ports, home_of
 from scripts.regions.network import inside, line_options, proxy, recorded, spawn, stop, wait_for
-from stages.home import DEPLOYMENT_VARIABLE, MotleyHome
+from stages.home import DEPLOYMENT_VARIABLE, ENGINES_PYTHON_VARIABLE, HOME_VARIABLE, MotleyHome
 
 WORKERS_S = 240.0
 """Longest wait for the workers of other regions, where the environment says nothing else."""
 
 AIRFLOW_JOURNAL = "requests-to-airflow.jsonl"
-"""Journal of what a region's workers ask Airflow, in the region's folder."""
+"""Journal of what a worker asks Airflow, in the folder of its region or site."""
 
 
-def motley(layout: Regions, region: Region, *arguments: str) -> dict[str, Any]:
-    """Run a `motley` command in a region and return the JSON document that it prints, also of one that says no.
+def motley(layout: Regions, place: Place, *arguments: str) -> dict[str, Any]:
+    """Run a `motley` command in a network and return the JSON document that it prints, also of one that says no.
 
     Its progress goes to this process's standard error.
 
     Raises:
         CalledProcessError: it failed and printed no document; standard error has the reason.
     """
-    command = _command(region, *arguments, "--json")
-    done = subprocess.run(command, env=_environment(layout, region), stdout=subprocess.PIPE, text=True, check=False)
+    command = _command(place, *arguments, "--json")
+    done = subprocess.run(command, env=_environment(layout, place), stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout.strip():
         raise subprocess.CalledProcessError(done.returncode, command)
     document: dict[str, Any] = json.loads(done.stdout)
@@ -59,17 +60,43 @@ def bring_up(layout: Regions, folder: Path, cluster_file: Path) -> Regions:
     """
     cluster = load_cluster(cluster_file.read_text(encoding="utf-8"), str(cluster_file))
     motley(layout, layout.home, "up", "--cluster", str(_home_cluster(layout, folder, cluster_file)))
-    record = _record(layout)
-    for region in layout.regions[1:]:
-        layout, port = _line_to_airflow(layout, folder, region, record.ports.api)
-        secrets = {SECRET_VARIABLE: record.jwt_secret, DEPLOYMENT_VARIABLE: record.id}
-        for machine in (machine.name for machine in cluster.machines if machine.region == region.name):
-            url = f"http://127.0.0.1:{port}"
-            command = _command(region, "worker", "--machine", machine, "--cluster", str(cluster_file), "--url", url)
-            worker = spawn(region, command, f"worker-{machine}", _environment(layout, region, secrets))
-            layout = recorded(layout, folder, worker)
-    _wait_for_workers(layout, [machine.name for machine in cluster.machines])
+    layout = _lines_to_airflow(layout, folder, _record(layout).ports.api)
+    for place in layout.places[1:]:
+        layout = start_worker(layout, folder, cluster_file, place)
+    wait_for_workers(layout, [machine.name for machine in cluster.machines])
     return layout
+
+
+def start_worker(layout: Regions, folder: Path, cluster_file: Path, place: Place) -> Regions:
+    """Start the worker of a region's or site's machine, any but home's first; return the layout with its process.
+
+    Airflow takes a worker only after it has missed the one before of the same name, so this waits for that.
+
+    Raises:
+        TimeoutError: the one before lives on.
+    """
+    record = _record(layout)
+    secrets = {SECRET_VARIABLE: record.jwt_secret, DEPLOYMENT_VARIABLE: record.id}
+    machine = machine_at(cluster_file, place)
+    _wait_until(lambda: machine not in _living_workers(layout), f"Airflow did not miss the worker of {machine}")
+    url = f"http://127.0.0.1:{layout.airflow_ports[place.name]}"
+    command = _command(place, "worker", "--machine", machine, "--cluster", str(cluster_file), "--url", url)
+    worker = spawn(place, command, f"worker-{machine}", _environment(layout, place, secrets))
+    return recorded(layout, folder, worker)
+
+
+def machine_at(cluster_file: Path, place: Place) -> str:
+    """Return the machine in a network: a site's own, a region's first one."""
+    if isinstance(place, Site):
+        return place.name
+    cluster = load_cluster(cluster_file.read_text(encoding="utf-8"), str(cluster_file))
+    return next(machine.name for machine in cluster.machines if machine.region == place.name)
+
+
+def processes_at(layout: Regions, place: Place) -> list[psutil.Process]:
+    """Return what a loss of power would end there: worker, task and stage processes and engines, not the line."""
+    home = str(home_of(place))
+    return [process for process in left_over(layout) if home_of_process(process) == home]
 
 
 def bring_down(layout: Regions, folder: Path) -> None:
@@ -86,44 +113,70 @@ def left_over(layout: Regions) -> list[psutil.Process]:
     return marked_processes(_record(layout).id)
 
 
-def _line_to_airflow(layout: Regions, folder: Path, region: Region, port: int) -> tuple[Regions, int]:
-    """Join a region to Airflow's loopback port at home; return the layout, and the port in the region."""
-    way = layout.way(region.name, layout.home.name)
-    target = f"127.0.0.1:{port}"
+def _lines_to_airflow(layout: Regions, folder: Path, port: int) -> Regions:
+    """Join all other networks to Airflow's loopback port at home, whose addresses in them get doors to it."""
+    ways = [way for way in layout.ways if way.peer == layout.home.name]
     if layout.mode == "namespaces":
-        door, near = f"{way.peer_host}:{port}", port
-        layout = recorded(layout, folder, proxy(layout.home, door, target, f"door-to-{region.name}"))
-        target = door
-    else:
-        near = free_ports(1)[0]
-    options = [*line_options(layout, way), "--journal", str(region.folder / AIRFLOW_JOURNAL)]
-    line = proxy(region, f"127.0.0.1:{near}", target, "line-to-airflow", *options)
+        for host in dict.fromkeys(way.peer_host for way in ways):
+            door = proxy(layout.home, f"{host}:{port}", f"127.0.0.1:{port}", f"door-at-{host}")
+            layout = recorded(layout, folder, door)
+    # Without namespaces a site of home is in Airflow's own network.
+    ports = {site.name: port for site in layout.sites if site.region == layout.home.name}
+    for way in ways:
+        layout, ports[way.asker] = _line_to_airflow(layout, folder, way, port)
+    layout = layout.model_copy(update={"airflow_ports": ports})
+    layout.save(folder)
+    return layout
+
+
+def engines_python() -> str:
+    """Return the interpreter of the engines: the environment's, or that of `make env`."""
+    return os.environ.get(ENGINES_PYTHON_VARIABLE) or str(REPOSITORY / ".venv-engines" / "bin" / "python")
+
+
+def _line_to_airflow(layout: Regions, folder: Path, way: Way, port: int) -> tuple[Regions, int]:
+    place = layout.place(way.asker)
+    near = port if layout.mode == "namespaces" else free_ports(1)[0]
+    options = [*line_options(layout, way), "--journal", str(place.folder / AIRFLOW_JOURNAL)]
+    line = proxy(place, f"127.0.0.1:{near}", f"{way.peer_host}:{port}", "line-to-airflow", *options)
     layout = recorded(layout, folder, line)
-    wait_for(region, near)
+    wait_for(place, near)
     return layout, near
 
 
-def _wait_for_workers(layout: Regions, machines: Sequence[str]) -> None:
+def wait_for_workers(layout: Regions, machines: Sequence[str]) -> None:
+    """Wait until the workers of machines have reported themselves.
+
+    Raises:
+        TimeoutError: one did not; names the folders with the logs.
+    """
+    folders = ", ".join(str(place.folder) for place in layout.places[1:])
+    _wait_until(
+        lambda: {*machines} <= _living_workers(layout),
+        f"not all workers of {', '.join(machines)} reported themselves; see their logs in {folders}",
+    )
+
+
+def _living_workers(layout: Regions) -> set[str]:
+    """Return the machines whose workers Airflow takes for alive."""
+    found = motley(layout, layout.home, "status")["workers"]
+    return {worker["machine"] for worker in found if worker["state"] not in GONE_STATES}
+
+
+def _wait_until(condition: Callable[[], bool], otherwise: str) -> None:
     timeout_s = start_timeout_s(WORKERS_S)
     deadline = time.monotonic() + timeout_s
-    while True:
-        found = motley(layout, layout.home, "status")["workers"]
-        waiting = {*machines} - {worker["machine"] for worker in found if worker["state"] in ("idle", "running")}
-        if not waiting:
-            return
+    while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"the workers of {', '.join(sorted(waiting))} did not report themselves within {timeout_s:.0f} s; see "
-                f"their logs in {', '.join(str(region.folder) for region in layout.regions[1:])}"
-            )
+            raise TimeoutError(f"{otherwise} (waited {timeout_s:.0f} s)")
         time.sleep(2.0)
 
 
 def _home_cluster(layout: Regions, folder: Path, cluster_file: Path) -> Path:
-    """Write the cluster file's machines of the home region into a file of their own."""
+    """Write the machine in the home region's network into a cluster file of its own."""
     document = yaml.safe_load(cluster_file.read_text(encoding="utf-8"))
-    name = layout.home.name
-    document["machines"] = [machine for machine in document["machines"] if machine["region"] == name]
+    name, machine = layout.home.name, machine_at(cluster_file, layout.home)
+    document["machines"] = [each for each in document["machines"] if each["name"] == machine]
     document["storage"] = {name: document["storage"][name]}
     document["links"].pop("regions", None)
     file = folder / f"{name}.yaml"
@@ -138,11 +191,18 @@ def _record(layout: Regions) -> DeploymentRecord:
     return record
 
 
-def _command(region: Region, *arguments: str) -> list[str]:
-    return inside(region, [sys.executable, "-m", "cli", *arguments])
+def home_of_process(process: psutil.Process) -> str | None:
+    """Return MOTLEY_HOME of a process, None if it has none or is gone."""
+    try:
+        return process.environ().get(HOME_VARIABLE)
+    except (psutil.Error, OSError):
+        return None
 
 
-def _environment(layout: Regions, region: Region, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    engines = REPOSITORY / ".venv-engines" / "bin" / "python"
-    found = {"MOTLEY_ENGINES_PYTHON": str(engines)} if engines.exists() else {}
-    return {**found, **os.environ, **environment(layout, region), **(more or {})}
+def _command(place: Place, *arguments: str) -> list[str]:
+    return inside(place, [sys.executable, "-m", "cli", *arguments])
+
+
+def _environment(layout: Regions, place: Place, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    engines = {ENGINES_PYTHON_VARIABLE: engines_python()}
+    return {**os.environ, **engines, **environment(layout, place), **(more or {})}

@@ -87,7 +87,10 @@ def weight_facts(layout: Regions, run: str, iterations: int) -> list[dict[str, A
     home = layout.home
     facts = []
     for region in layout.regions[1:]:
-        crossed = bytes_read(layout, layout.way(region.name, home.name), _POLICY)
+        crossed: Counter[tuple[str, ...]] = Counter()
+        for way in layout.ways_out(region.name):
+            if way.peer == home.name:
+                crossed += bytes_read(layout, way, _POLICY)
         for version in range(iterations + 1):
             policy = resolve_policy(store_of(home), run, version)
             sizes = {part.name: part.size for part in policy.manifest.parts}
@@ -107,10 +110,9 @@ def rollout_facts(layout: Regions, run: str, iterations: int) -> list[dict[str, 
     for region in layout.regions:
         store = store_of(region)
         elsewhere: Counter[str] = Counter()
-        for way in layout.ways:
-            if way.asker == region.name:
-                for (number,), size in bytes_read(layout, way, _ROWS).items():
-                    elsewhere[number] += size
+        for way in layout.ways_out(region.name):
+            for (number,), size in bytes_read(layout, way, _ROWS).items():
+                elsewhere[number] += size
         for iteration in range(iterations):
             makers = Counter(row["region"] for row in rows_in(store, run, iteration, ["region"]))
             facts.append(

@@ -1,4 +1,8 @@
-"""What stands where: regions with their servers and the links between them, as a document beside the running things."""
+"""What stands where: regions with their servers and the links between them, as a document beside the running things.
+
+A region's first machine shares the region's network with its server; each further one has a network of its own, joined
+to the region's, through which it reaches everything else.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +34,35 @@ class _Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Region(_Document):
-    """One region: where its processes run and where its store is."""
+class Place(_Document):
+    """A network in which processes run, with a folder for what they leave."""
 
     name: str
     """Name in the cluster file."""
-    root: str
-    """Root of its store (s3://bucket/prefix)."""
     namespace: str | None
     """Network namespace; None: the computer's own network."""
+    folder: Path
+    """Folder with the home, the logs and the journals."""
+
+
+class Site(Place):
+    """A machine with a network of its own: any but the first one of a region."""
+
+    region: str
+    """Its region."""
+
+
+class Region(Place):
+    """One region: where its first machine's processes run and where its store is; buckets lie in its folder."""
+
+    root: str
+    """Root of its store (s3://bucket/prefix)."""
     s3_port: int
     """Port of its S3 server."""
     key: str
     """Access key of its server."""
     secret: str
     """Secret key of its server."""
-    folder: Path
-    """Folder with the server's buckets, the logs and the journals."""
 
     @property
     def bucket(self) -> str:
@@ -55,20 +71,20 @@ class Region(_Document):
 
 
 class Way(_Document):
-    """One direction of asking: how one region reaches another one's store."""
+    """One direction of asking: how a region or a site reaches the store of a region whose network it is not in."""
 
     asker: str
-    """Region whose processes ask."""
+    """Region or site whose processes ask."""
     peer: str
     """Region whose server answers."""
     port: int
-    """Port of the line's end in the asker's region."""
+    """Port of the line's end in the asker's network."""
     peer_host: str
-    """Address of the server, seen from the asker's region."""
+    """Address of the server, seen from the asker's network."""
     delay_ms: float
     """One-way delay."""
-    gbps: float
-    """Rate of each direction."""
+    gbps: float | None
+    """Rate of each direction; None inside a region, where nothing limits it."""
 
 
 class Regions(_Document):
@@ -81,8 +97,12 @@ class Regions(_Document):
     """Prefix of the names of namespaces and interfaces."""
     regions: tuple[Region, ...]
     """In the order of the cluster file; the first one is home."""
+    sites: tuple[Site, ...] = ()
+    """Machines with a network of their own."""
     ways: tuple[Way, ...]
-    """Every ordered pair of regions."""
+    """Every ordered pair of a network and a region that is not in it."""
+    airflow_ports: dict[str, int] = {}
+    """Port at which a network finds Airflow on its own loopback interface, by name; home's own is not among them."""
     processes: tuple[tuple[int, float], ...] = ()
     """Servers and proxies: process id and start time."""
 
@@ -91,20 +111,37 @@ class Regions(_Document):
         return next(region for region in self.regions if region.name == name)
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """All networks: those of the regions, then those of the sites."""
+        return (*self.regions, *self.sites)
+
+    def place(self, name: str) -> Place:
+        """Return a region or a site by name."""
+        return next(place for place in self.places if place.name == name)
+
+    def region_of(self, place: Place) -> Region:
+        """Return the region that a place is in."""
+        return self.region(place.region if isinstance(place, Site) else place.name)
+
+    def ways_out(self, region: str) -> list[Way]:
+        """Return how the places of a region reach the stores of other regions."""
+        return [w for w in self.ways if self.region_of(self.place(w.asker)).name == region != w.peer]
+
+    @property
     def home(self) -> Region:
         """The home region."""
         return self.regions[0]
 
     def way(self, asker: str, peer: str) -> Way:
-        """Return how one region reaches another one's store."""
+        """Return how a region or a site reaches a region's store."""
         return next(way for way in self.ways if (way.asker, way.peer) == (asker, peer))
 
     def journal(self, way: Way) -> Path:
         """Return the file with the requests that passed a line."""
-        return self.region(way.asker).folder / f"requests-to-{way.peer}.jsonl"
+        return self.place(way.asker).folder / f"requests-to-{way.peer}.jsonl"
 
     def storage_options(self, asker: str) -> dict[str, dict[str, object]]:
-        """Return how a region's processes open every root: their own at once, others over the line."""
+        """Return how the processes of a region or a site open every root: one beside them at once, others by a line."""
         ports = {way.peer: way.port for way in self.ways if way.asker == asker}
         return {
             f"s3://{region.bucket}": {
@@ -134,27 +171,27 @@ def load(folder: Path) -> Regions | None:
     return Regions.model_validate(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
 
-def home_of(region: Region) -> Path:
-    """Return MOTLEY_HOME of a region."""
-    return region.folder / "motley"
+def home_of(place: Place) -> Path:
+    """Return MOTLEY_HOME of a region or a site."""
+    return place.folder / "motley"
 
 
-def environment(layout: Regions, region: Region) -> dict[str, str]:
-    """Return what a process of a region has in its environment beside what it inherits."""
-    options = options_variable(layout.storage_options(region.name))
-    return {HOME_VARIABLE: str(home_of(region)), "PYTHONPATH": str(REPOSITORY), **options}
+def environment(layout: Regions, place: Place) -> dict[str, str]:
+    """Return what a process of a region or a site has in its environment beside what it inherits."""
+    options = options_variable(layout.storage_options(place.name))
+    return {HOME_VARIABLE: str(home_of(place)), "PYTHONPATH": str(REPOSITORY), **options}
 
 
 def planned(cluster: Cluster, folder: Path, mode: Mode) -> Regions:
     """Return the regions of a cluster file, before anything runs.
 
     Raises:
-        ValueError: a region has no s3 root, or two regions have no link.
+        ValueError: a region has no s3 root, two regions have no link, or a machine has the name of a region.
     """
     mark = f"mr{os.getpid() % 100_000}"
     names = list(dict.fromkeys(machine.region for machine in cluster.machines))
-    ports = iter(free_ports(len(names) ** 2))
-    regions = []
+    ports = iter(free_ports(len(names) * len(cluster.machines)))
+    regions: list[Region] = []
     for name in names:
         root = cluster.storage.get(name, "")
         if not root.startswith("s3://"):
@@ -171,7 +208,43 @@ def planned(cluster: Cluster, folder: Path, mode: Mode) -> Regions:
             )
         )
     ways = [way for pair in enumerate(combinations(names, 2)) for way in _ways(cluster, *pair, regions, mode, ports)]
-    return Regions(mode=mode, mark=mark, regions=tuple(regions), ways=tuple(ways))
+    sites = _sites(cluster, folder, mode, mark)
+    inner = [way for at, site in enumerate(sites) for way in _ways_of_site(site, at, regions, ways, mode, ports)]
+    return Regions(mode=mode, mark=mark, regions=tuple(regions), sites=tuple(sites), ways=(*ways, *inner))
+
+
+def _sites(cluster: Cluster, folder: Path, mode: Mode, mark: str) -> list[Site]:
+    firsts = {machine.region: machine.name for machine in reversed(cluster.machines)}
+    found = []
+    for machine in cluster.machines:
+        if machine.name == firsts[machine.region]:
+            continue
+        if machine.name in firsts:
+            raise ValueError(f"cluster {cluster.name}: machine {machine.name} has the name of a region; rename it")
+        namespace = f"{mark}-{machine.name}" if mode == "namespaces" else None
+        found.append(Site(name=machine.name, region=machine.region, namespace=namespace, folder=folder / machine.name))
+    return found
+
+
+def _ways_of_site(
+    site: Site, number: int, regions: Sequence[Region], ways: Sequence[Way], mode: Mode, ports: Iterator[int]
+) -> list[Way]:
+    """Return how a site reaches its own region's store, and those of others as its region does."""
+    found = []
+    for place, region in enumerate(regions):
+        port = S3_PORT + 1 + place if mode == "namespaces" else next(ports)
+        if region.name != site.region:
+            way = next(way for way in ways if (way.asker, way.peer) == (site.region, region.name))
+            found.append(way.model_copy(update={"asker": site.name, "port": port}))
+        elif mode == "namespaces":
+            host = f"{site_net(number)}.1"
+            found.append(Way(asker=site.name, peer=region.name, port=port, peer_host=host, delay_ms=0.0, gbps=None))
+    return found
+
+
+def site_net(number: int) -> str:
+    """Return the network between a site and its region: the region has address 1, the site 2."""
+    return f"10.78.{number}"
 
 
 def _ways(

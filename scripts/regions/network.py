@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from scripts.regions.layout import Mode, Region, Regions, Way, document
+from scripts.regions.layout import Mode, Place, Region, Regions, Way, document, site_net
 
 START_S = 240.0
 """Longest wait for a server or a line to listen."""
@@ -55,7 +55,7 @@ def start(layout: Regions, folder: Path) -> Regions:
         for region in layout.regions:
             wait_for(region, region.s3_port)
         for way in layout.ways:
-            wait_for(layout.region(way.asker), way.port)
+            wait_for(layout.place(way.asker), way.port)
     except BaseException:
         stop(layout, folder)
         raise
@@ -64,12 +64,10 @@ def start(layout: Regions, folder: Path) -> Regions:
 
 def stop(layout: Regions, folder: Path) -> None:
     """End the servers, the lines and whatever else runs in the namespaces, then remove those."""
-    ended = [process for pid, since in layout.processes if (process := _same(pid, since)) is not None]
-    for region in layout.regions:
-        if region.namespace is not None:
-            done = subprocess.run(
-                ["ip", "netns", "pids", region.namespace], capture_output=True, text=True, check=False
-            )
+    ended = [process for pid, since in layout.processes if (process := same_process(pid, since)) is not None]
+    for place in layout.places:
+        if place.namespace is not None:
+            done = subprocess.run(["ip", "netns", "pids", place.namespace], capture_output=True, text=True, check=False)
             for pid in done.stdout.split():
                 with suppress(psutil.NoSuchProcess):
                     ended.append(psutil.Process(int(pid)))
@@ -77,15 +75,15 @@ def stop(layout: Regions, folder: Path) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(ended, timeout=30)
-    for region in layout.regions:
-        if region.namespace is not None:
-            subprocess.run(["ip", "netns", "del", region.namespace], capture_output=True, check=False)
+    for place in layout.places:
+        if place.namespace is not None:
+            subprocess.run(["ip", "netns", "del", place.namespace], capture_output=True, check=False)
     document(folder).unlink(missing_ok=True)
 
 
-def inside(region: Region, command: Sequence[str]) -> list[str]:
-    """Return a command line that runs in a region's network."""
-    return [*(["ip", "netns", "exec", region.namespace] if region.namespace else []), *command]
+def inside(place: Place, command: Sequence[str]) -> list[str]:
+    """Return a command line that runs in the network of a region or a site."""
+    return [*(["ip", "netns", "exec", place.namespace] if place.namespace else []), *command]
 
 
 def serve_s3(region: Region) -> psutil.Process:
@@ -102,25 +100,25 @@ def serve_s3(region: Region) -> psutil.Process:
     return spawn(region, command, "s3-server")
 
 
-def proxy(region: Region, listen: str, target: str, name: str, *options: str) -> psutil.Process:
-    """Start a TCP proxy in a region; `options` are those of ``scripts.regions.tcp_proxy``."""
+def proxy(place: Place, listen: str, target: str, name: str, *options: str) -> psutil.Process:
+    """Start a TCP proxy in a network; `options` are those of ``scripts.regions.tcp_proxy``."""
     command = [sys.executable, "-m", "scripts.regions.tcp_proxy", "--listen", listen, "--target", target, *options]
-    return spawn(region, command, name)
+    return spawn(place, command, name)
 
 
 def line_options(layout: Regions, way: Way) -> list[str]:
     """Return what a proxy must add to a way: the delay, and the rate where the kernel does not limit it."""
-    rate = [] if layout.mode == "namespaces" else ["--gbps", str(way.gbps)]
+    rate = [] if layout.mode == "namespaces" or way.gbps is None else ["--gbps", str(way.gbps)]
     return ["--delay-ms", str(way.delay_ms), *rate]
 
 
 def spawn(
-    region: Region, command: Sequence[str], name: str, environment: Mapping[str, str] | None = None
+    place: Place, command: Sequence[str], name: str, environment: Mapping[str, str] | None = None
 ) -> psutil.Process:
-    """Start a process in a region's network, with a log in the region's folder; default: this process's environment."""
-    with (region.folder / f"{name}.log").open("ab") as log:
+    """Start a process in a network, with a log in the place's folder; default: this process's environment."""
+    with (place.folder / f"{name}.log").open("ab") as log:
         child = subprocess.Popen(
-            inside(region, command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            inside(place, command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             start_new_session=True, env=environment,
         )  # fmt: skip
     return psutil.Process(child.pid)
@@ -133,24 +131,23 @@ def recorded(layout: Regions, folder: Path, process: psutil.Process) -> Regions:
     return layout
 
 
-def wait_for(region: Region, port: int) -> None:
-    """Wait until somebody listens on a port of a region.
+def wait_for(place: Place, port: int) -> None:
+    """Wait until somebody listens on a port of a network.
 
     Raises:
         TimeoutError: nobody does; names the folder with the logs.
     """
     probe = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5).close()"
     deadline = time.monotonic() + START_S
-    while subprocess.run(inside(region, [sys.executable, "-c", probe]), capture_output=True, check=False).returncode:
+    while subprocess.run(inside(place, [sys.executable, "-c", probe]), capture_output=True, check=False).returncode:
         if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"nothing listens on port {port} of region {region.name}; see the logs in {region.folder}"
-            )
+            raise TimeoutError(f"nothing listens on port {port} of {place.name}; see the logs in {place.folder}")
         time.sleep(0.2)
 
 
 def _line(layout: Regions, way: Way) -> psutil.Process:
-    peer, asker = layout.region(way.peer), layout.region(way.asker)
+    peer, asker = layout.region(way.peer), layout.place(way.asker)
+    asker.folder.mkdir(exist_ok=True)
     journal = layout.journal(way)
     journal.touch()
     target = f"{way.peer_host}:{peer.s3_port}"
@@ -159,18 +156,38 @@ def _line(layout: Regions, way: Way) -> psutil.Process:
 
 
 def _lay_links(layout: Regions) -> None:
-    for region in layout.regions:
-        _ip("netns", "add", str(region.namespace))
-        _ip("-n", str(region.namespace), "link", "set", "lo", "up")
+    for place in layout.places:
+        _ip("netns", "add", str(place.namespace))
+        _ip("-n", str(place.namespace), "link", "set", "lo", "up")
     for number, pair in enumerate(combinations(layout.regions, 2)):
-        ends = [f"{layout.mark}n{number}e{end}" for end in (1, 2)]
-        _ip("link", "add", "name", ends[0], "type", "veth", "peer", "name", ends[1])
         gbps = next(way.gbps for way in layout.ways if {way.asker, way.peer} == {region.name for region in pair})
-        for place, (region, end) in enumerate(zip(pair, ends, strict=True), start=1):
-            _ip("link", "set", end, "netns", str(region.namespace))
-            _ip("-n", str(region.namespace), "addr", "add", f"10.77.{number}.{place}/24", "dev", end)
-            _ip("-n", str(region.namespace), "link", "set", end, "up")
-            _shape(str(region.namespace), end, gbps)
+        _join(f"{layout.mark}n{number}", pair, f"10.77.{number}", gbps)
+    for number, site in enumerate(layout.sites):
+        region, net = layout.region(site.region), site_net(number)
+        _join(f"{layout.mark}s{number}", (region, site), net, None)
+        _ip("-n", str(site.namespace), "route", "add", "default", "via", f"{net}.1")
+        _forward(layout, region, f"{net}.0/24")
+
+
+def _join(name: str, pair: tuple[Place, Place], net: str, gbps: float | None) -> None:
+    """Lay a link between two networks: addresses 1 and 2, the same rate in either direction, or none."""
+    ends = [f"{name}e{end}" for end in (1, 2)]
+    _ip("link", "add", "name", ends[0], "type", "veth", "peer", "name", ends[1])
+    for number, (place, end) in enumerate(zip(pair, ends, strict=True), start=1):
+        _ip("link", "set", end, "netns", str(place.namespace))
+        _ip("-n", str(place.namespace), "addr", "add", f"{net}.{number}/24", "dev", end)
+        _ip("-n", str(place.namespace), "link", "set", end, "up")
+        if gbps is not None:
+            _shape(str(place.namespace), end, gbps)
+
+
+def _forward(layout: Regions, region: Region, net: str) -> None:
+    """Let a region's network pass on what its sites send, and the other regions' answers to them."""
+    switch = ["sysctl", "-q", "-w", "net.ipv4.ip_forward=1"]
+    subprocess.run(inside(region, switch), check=True, capture_output=True)
+    for way in layout.ways:
+        if way.peer == region.name and way.gbps is not None and way.asker in {r.name for r in layout.regions}:
+            _ip("-n", str(layout.place(way.asker).namespace), "route", "add", net, "via", way.peer_host)
 
 
 def _shape(namespace: str, interface: str, gbps: float) -> None:
@@ -183,7 +200,8 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
-def _same(pid: int, since: float) -> psutil.Process | None:
+def same_process(pid: int, since: float) -> psutil.Process | None:
+    """Return the process with this id and start time, None if it is gone."""
     try:
         process = psutil.Process(pid)
     except psutil.NoSuchProcess:

@@ -14,10 +14,10 @@ from storage.policies import DELTA_PART
 def print_summary(layout: Regions, run: str, iterations: int) -> None:
     """Print what crossed by kind of object and by policy version, and where the rows lie."""
     console = Console()
-    for way in layout.ways:
+    for way in (way for region in layout.regions for way in layout.ways_out(region.name)):
         journals = {f"store of {way.peer}": layout.journal(way)}
         if way.peer == layout.home.name:
-            journals["Airflow"] = layout.region(way.asker).folder / AIRFLOW_JOURNAL
+            journals["Airflow"] = layout.place(way.asker).folder / AIRFLOW_JOURNAL
         rows = [
             [what, kind, one.read_bytes, one.written_bytes, one.num_requests]
             for what, journal in journals.items()

@@ -23,6 +23,7 @@ import pytest
 from cli.deployment_processes import marked_processes
 from cli.deployment_record import DeploymentRecord, read_record
 from cli.deployment_settings import DATABASE_VARIABLE
+from scripts.regions.airflow import home_of_process
 from stages.contract import StageName, StageResult, StageStatus
 from stages.home import ENGINES_PYTHON_VARIABLE, MotleyHome
 from stages.launch import StageAttempt, all_attempts
@@ -95,11 +96,13 @@ class Deployment:
 
     def stage_processes(self) -> list[psutil.Process]:
         """Return the stage processes (no engines)."""
-        return [p for p in marked_processes(self.record.id, part="stage") if "--request" in _command(p)]
+        return [p for p in marked_processes(self.record.id, part="stage") if "--request" in command_of(p)]
 
     def engines(self) -> list[psutil.Process]:
         """Return the engine processes."""
-        return [p for p in marked_processes(self.record.id, part="stage") if "stages.engines" in " ".join(_command(p))]
+        return [
+            p for p in marked_processes(self.record.id, part="stage") if "stages.engines" in " ".join(command_of(p))
+        ]
 
     def everything(self) -> list[psutil.Process]:
         """Return every process of the deployment."""
@@ -110,7 +113,7 @@ class Deployment:
         mark = str(self.home.worker_home(name).path)
         worker = next(worker.process for worker in self.record.workers if worker.machine == name)
         assert worker is not None
-        return [psutil.Process(worker.pid), *(p for p in self.everything() if _home_of(p) == mark)]
+        return [psutil.Process(worker.pid), *(p for p in self.everything() if home_of_process(p) == mark)]
 
 
 @contextmanager
@@ -142,13 +145,13 @@ def kill(processes: list[psutil.Process]) -> int:
     return count
 
 
-def until(condition: Callable[[], Any], what: str, timeout_s: float = 600.0) -> Any:
-    """Return the condition's first true value."""
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 600.0, every_s: float = 0.02) -> Any:
+    """Return the condition's first true value, looked at every so often."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if found := condition():
             return found
-        time.sleep(0.02)
+        time.sleep(every_s)
     raise AssertionError(f"{what} did not come within {timeout_s:.0f} s")
 
 
@@ -189,14 +192,8 @@ def outcome(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return document
 
 
-def _home_of(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get("MOTLEY_HOME")
-    except (psutil.Error, OSError):
-        return None
-
-
-def _command(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> list[str]:
+    """Return the command line of a process, empty if it is gone."""
     try:
         return process.cmdline()
     except psutil.Error:

@@ -5,31 +5,33 @@ Two regions with a network, an S3 server, a home and an Edge worker each; one ru
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from cli.deployment_record import read_record
-from scripts.regions.airflow import AIRFLOW_JOURNAL, left_over
+from scripts.regions.airflow import AIRFLOW_JOURNAL
 from scripts.regions.crossings import rollout_facts, rows_in, store_of, traffic, weight_facts
-from scripts.regions.example import EXAMPLE, RUN, Finished, finished_run
-from scripts.regions.layout import document, home_of
+from scripts.regions.example import EXAMPLES, Finished, finished_run
+from scripts.regions.layout import home_of
 from stages.home import MotleyHome
 from stages.spec.job import TrainingJob, load_training_job
 from storage.policies import DELTA_PART, head_version, resolve_policy
 from storage.regional_view import view_of
 from storage.rollouts import read_rollouts
 from tests.system.deployed import needs_engines
+from tests.system.regional import assert_nothing_runs
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(7200),
     needs_engines,
 ]
+
+
+RUN = "two-regions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class Run:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     pytest.importorskip("s3fs", reason="the s3 extra is not installed")
     folder = tmp_path_factory.mktemp("regions")
-    job = load_training_job((EXAMPLE / "job.yaml").read_text(), "job.yaml")
-    with finished_run(folder) as finished:
+    job = load_training_job((EXAMPLES / RUN / "job.yaml").read_text(), "job.yaml")
+    with finished_run(folder, RUN) as finished:
         pass
     weights = weight_facts(finished.layout, RUN, job.iterations)
     return Run(folder, finished, job, weights, rollout_facts(finished.layout, RUN, job.iterations))
@@ -110,12 +112,7 @@ def test_the_other_region_reaches_airflow_over_the_link_alone(run: Run) -> None:
 
 
 def test_nothing_runs_afterwards(run: Run) -> None:
-    layout = run.finished.layout
-    assert left_over(layout) == []
-    assert [pid for pid, since in layout.processes if _lives(pid, since)] == []
-    assert not document(run.folder).exists()
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
-    assert layout.mark not in listed
+    assert_nothing_runs(run.finished.layout, run.folder)
 
 
 def test_no_file_holds_a_credential_of_a_store(run: Run) -> None:
@@ -123,11 +120,3 @@ def test_no_file_holds_a_credential_of_a_store(run: Run) -> None:
     files = [path for path in run.folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 100
     assert [str(path) for path in files if any(secret in path.read_bytes() for secret in secrets)] == []
-
-
-def _lives(pid: int, since: float) -> bool:
-    try:
-        process = psutil.Process(pid)
-        return process.create_time() == since and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

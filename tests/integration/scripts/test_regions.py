@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from plans.spec.cluster import Cluster
-from scripts.regions.layout import Mode, Region, Regions, document, environment, load, planned
+from scripts.regions.layout import Mode, Place, Regions, document, environment, load, planned
 from scripts.regions.network import inside, start, stop, usable_mode
 from scripts.regions.tcp_proxy import requests_of
 
@@ -24,7 +24,7 @@ SIZE = 2_000_000
 TRANSFER = f"""
 import json, os, time
 from storage.store import open_store
-store = open_store("s3://rl-b/runs")
+store = open_store("s3://rl-BUCKET/runs")
 began = time.monotonic()
 store.publish("r/object", bytes({SIZE}))
 written = time.monotonic()
@@ -42,22 +42,25 @@ def mode(request: pytest.FixtureRequest) -> Mode:
     return wanted
 
 
-def cluster(*regions: str) -> Cluster:
+def cluster(*regions: str, further: tuple[str, ...] = ()) -> Cluster:
+    """Return a machine in each region, and further ones in the first."""
+    machines = [(f"{name}-0", name) for name in regions] + [(name, regions[0]) for name in further]
     pairs = [(a, b) for place, a in enumerate(regions) for b in regions[place + 1 :]]
     return Cluster.model_validate(
         {
             "name": "test",
-            "machines": [{"name": f"{name}-0", "region": name, "gpu": "cpu", "count": 1} for name in regions],
+            "machines": [{"name": name, "region": region, "gpu": "cpu", "count": 1} for name, region in machines],
             "links": {"regions": [{"between": p, "latency_ms": DELAY_MS, "bandwidth_gbps": GBPS} for p in pairs]},
             "storage": {name: f"s3://rl-{name}/runs" for name in regions},
         }
     )
 
 
-def seconds(layout: Regions, region: Region) -> tuple[float, float]:
-    """Return how long a region takes to write and to read an object of region b."""
+def seconds(layout: Regions, place: Place, region: str = "b") -> tuple[float, float]:
+    """Return how long a place takes to write and to read an object of a region."""
+    script = TRANSFER.replace("BUCKET", region)
     done = subprocess.run(
-        inside(region, [sys.executable, "-c", TRANSFER]), env={**os.environ, **environment(layout, region)},
+        inside(place, [sys.executable, "-c", script]), env={**os.environ, **environment(layout, place)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -99,6 +102,31 @@ def test_three_regions_reach_each_other_only_over_their_links(tmp_path: Path, mo
             assert requests_of(layout.journal(way)) != []
     finally:
         stop(layout, tmp_path)
+
+
+def test_further_machine_has_a_network_of_its_own_and_shares_its_regions_link(tmp_path: Path, mode: Mode) -> None:
+    layout = start(planned(cluster("a", "b", further=("a-1", "a-2")), tmp_path, mode), tmp_path)
+    try:
+        assert [place.name for place in layout.places] == ["a", "b", "a-1", "a-2"]
+        site = layout.place("a-1")
+        far, near = seconds(layout, site), seconds(layout, site, "a")
+        floor_s = SIZE * 8 / (GBPS * 1e9) + 2 * DELAY_MS / 1e3
+        assert min(far) > 0.8 * floor_s
+        assert min(near) < floor_s / 2
+        assert [way.asker for way in layout.ways_out("a")] == ["a", "a-1", "a-2"]
+        assert requests_of(layout.journal(layout.way("a-1", "b"))) != []
+        assert requests_of(layout.journal(layout.way("a", "b"))) == []
+        if mode == "namespaces":
+            assert len({place.namespace for place in layout.places}) == 4
+    finally:
+        stop(layout, tmp_path)
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    assert layout.mark not in listed
+
+
+def test_machine_with_the_name_of_a_region_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="machine b has the name of a region"):
+        planned(cluster("a", "b", further=("b",)), tmp_path, "loopback")
 
 
 def test_cluster_without_a_link_or_an_s3_root_is_refused(tmp_path: Path) -> None:
