@@ -7,11 +7,12 @@ Committed iterations never change, so their manifests are kept, and so is what l
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from cachetools import LRUCache
 
 from plugins.pages.faults import PageError
 from plugins.pages.run_source import PageRun
@@ -36,43 +37,29 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Value]):
-    """Values by key, up to a size; those that were not asked for longest go first."""
+    """Values by key for several threads, up to a size; those that were not asked for longest go first."""
 
     def __init__(self, max_size: int, size_of: Callable[[Value], int]) -> None:
         """Keep nothing yet."""
-        self._max_size, self._size_of = max_size, size_of
-        self._values: OrderedDict[Hashable, Value] = OrderedDict()
-        self._size = 0
+        self._values: LRUCache[Hashable, Value] = LRUCache(max_size, getsizeof=size_of)
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Value | None:
         """Return a value that is kept."""
         with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
             return self._values.get(key)
 
     def put(self, key: Hashable, value: Value) -> None:
         """Keep a value in the place of others; one that is too large by itself is not kept."""
-        size = self._size_of(value)
         with self._lock:
-            self._forget(key)
-            if size > self._max_size:
-                return
-            self._values[key] = value
-            self._size += size
-            while self._size > self._max_size:
-                _, oldest = self._values.popitem(last=False)
-                self._size -= self._size_of(oldest)
+            self._values.pop(key, None)
+            if self._values.getsizeof(value) <= self._values.maxsize:
+                self._values[key] = value
 
     def drop(self, key: Hashable) -> None:
         """Keep a value no longer."""
         with self._lock:
-            self._forget(key)
-
-    def _forget(self, key: Hashable) -> None:
-        if key in self._values:
-            self._size -= self._size_of(self._values.pop(key))
+            self._values.pop(key, None)
 
 
 class IterationRows:

@@ -15,6 +15,7 @@ from plans.spec.load import load_job
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CLUSTER = str(EXAMPLES / "clusters" / "hetrl-multi-region-hybrid-16.yaml")
 JOB = str(EXAMPLES / "jobs" / "planner" / "qwen3-4b-grpo-async.yaml")
+OTHER_JOB = str(EXAMPLES / "jobs" / "planner" / "qwen3-8b-grpo-async.yaml")
 BASE = ["--cluster", CLUSTER, "--job", JOB]
 
 
@@ -76,8 +77,7 @@ def test_cost_of_an_overfull_plan_prints_it_and_fails(run, plan_file):
 
 
 def test_plan_for_another_job_is_bad_input(run, plan_file):
-    other = str(EXAMPLES / "jobs" / "planner" / "qwen3-8b-grpo-async.yaml")
-    result = run("cost", "--cluster", CLUSTER, "--job", other, "--plan", str(plan_file))
+    result = run("cost", "--cluster", CLUSTER, "--job", OTHER_JOB, "--plan", str(plan_file))
     assert isinstance(result.exception, InputError)
     assert str(result.exception).startswith(f"{plan_file}: the plan was made for another job")
 
@@ -170,8 +170,7 @@ def test_coefficients_of_an_unknown_gpu_type_are_bad_input(run, tmp_path):
 
 
 def test_start_for_another_job_names_its_file(run, plan_file):
-    other = str(EXAMPLES / "jobs" / "planner" / "qwen3-8b-grpo-async.yaml")
-    result = run("plan", "--cluster", CLUSTER, "--job", other, "--start", str(plan_file))
+    result = run("plan", "--cluster", CLUSTER, "--job", OTHER_JOB, "--start", str(plan_file))
     assert isinstance(result.exception, InputError)
     assert str(result.exception).startswith(str(plan_file))
 
