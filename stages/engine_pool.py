@@ -95,7 +95,7 @@ class EnginePool:
             RlTask.ACTOR_GENERATION,
             placed,
             replica,
-            dtype=job.engines.generation.dtype,
+            dtype=job.engines.generation.dtype_at(self._context.machine),
             max_num_seqs=placed.decode_batch or job.planner.generation.max_num_seqs,
             options={**job.engines.generation.options},
             lora=job.engines.training.lora,
@@ -216,7 +216,7 @@ class EnginePool:
             rl_task,
             self._context.plan.tasks[rl_task].replicas[replica],
             replica,
-            dtype=job.engines.generation.dtype,
+            dtype=job.engines.generation.dtype_at(self._context.machine),
             max_num_seqs=job.planner.generation.max_num_seqs,
             options={},
         )

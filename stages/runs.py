@@ -119,6 +119,8 @@ def resolve_run(
     faults.extend(_argument_faults(name, iterations, seed))
     if job is None or cluster is None or faults:
         raise SpecFaultsError(f"run {name!r}", faults)
+    if strangers := _dtype_faults(job, cluster, job_source):
+        raise SpecFaultsError(f"run {name!r}", strangers)
     changes = {key: value for key, value in (("iterations", iterations), ("seed", seed)) if value is not None}
     job = TrainingJob(**{**{field: getattr(job, field) for field in TrainingJob.model_fields}, **changes})
     job = with_absolute_paths(job, (job_folder or Path()).absolute())
@@ -261,6 +263,17 @@ def _argument_faults(name: str, iterations: int | None, seed: int | None) -> lis
     if seed is not None and not 0 <= seed < 2**63:
         faults.append(f"seed is {seed}, but it is a number from 0 to 2**63 - 1; write another one.")
     return faults
+
+
+def _dtype_faults(job: TrainingJob, cluster: Cluster, source: str) -> list[str]:
+    """Return what is wrong with the names by which a job sets compute types."""
+    known = list(dict.fromkeys(name for machine in cluster.machines for name in (machine.name, machine.gpu)))
+    return [
+        f"{source}: engines.generation.dtype_on names {name!r}, but the cluster has no machine and no GPU type of that "
+        f"name; write one of {', '.join(known)}."
+        for name in job.engines.generation.dtype_on
+        if name not in known
+    ]
 
 
 def _roots(job: TrainingJob, cluster: Cluster, stores: Mapping[str, str], default_root: str) -> dict[str, str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field, JsonValue, field_validator
 
 from stages.spec.section import Section
+
+if TYPE_CHECKING:
+    from plans.spec.cluster import Machine
 
 Dtype = Literal["fp32", "bf16"]
 
@@ -90,8 +93,15 @@ class GenerationEngineSpec(Section):
     """Engine by name."""
     dtype: Dtype = "fp32"
     """Compute type. Only fp32 makes sampled tokens independent of batch composition."""
+    dtype_on: dict[str, Dtype] = {}
+    """Compute type on some machines, by the machine's name or its GPU type (the name counts first), e.g. fp32 where a
+    GPU has no bf16. It holds for generation and for forward passes of reference and reward models there."""
     options: dict[str, JsonValue] = {}
     """Engine options by the engine's own names, e.g. `enforce_eager`."""
+
+    def dtype_at(self, machine: Machine) -> Dtype:
+        """Return the compute type on a machine."""
+        return self.dtype_on.get(machine.name, self.dtype_on.get(machine.gpu, self.dtype))
 
 
 LORA_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

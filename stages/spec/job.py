@@ -164,6 +164,8 @@ class TrainingJob(ExecutionSections):
         content["engines"] = self.engines.model_dump(mode="json", include={"generation", "training"})
         if self.engines.training.lora is None:
             del content["engines"]["training"]["lora"]  # the fingerprint of a run without it is older than the field
+        if not self.engines.generation.dtype_on:
+            del content["engines"]["generation"]["dtype_on"]  # for the same reason
         if self.optimizer.schedule != "constant":
             content["iterations"] = self.iterations
         return fingerprint(content)

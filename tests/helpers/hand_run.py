@@ -74,44 +74,62 @@ TINY_PPO_JOB = (
 )
 
 
-class HandRun:
-    """A run in folders of its own."""
+def tiny_run(
+    base: Path,
+    *,
+    samples_per_shard: int,
+    name: str = "tiny-run",
+    changes: str = "",
+    count: int = 1,
+    job_text: str = TINY_JOB,
+) -> HandRun:
+    """Create a run of a tiny job on one machine.
 
-    def __init__(
-        self,
-        base: Path,
-        *,
-        samples_per_shard: int,
-        name: str = "tiny-run",
-        changes: str = "",
-        count: int = 1,
-        job_text: str = TINY_JOB,
-    ) -> None:
+    Args:
+        base: Folder of its own.
+        samples_per_shard: Completions per shard.
+        name: Name of the run.
+        changes: Fields of the job, as YAML, that replace or add to those of the tiny job.
+        count: CPU cores of the machine.
+        job_text: The tiny job.
+    """
+    document = yaml.safe_load(job_text.format(samples_per_shard=samples_per_shard))
+    job = yaml.safe_dump({**document, **(yaml.safe_load(changes) or {})})
+    return HandRun(base, resolve_run(job, CLUSTER.format(count=count), name, None, None, str(base / "store")))
+
+
+class HandRun:
+    """A run in a folder of its own, with all machines on this computer."""
+
+    def __init__(self, base: Path, resolved: ResolvedRun) -> None:
         """Create the run.
 
         Args:
-            base: Folder of its own.
-            samples_per_shard: Completions per shard.
-            name: Name of the run.
-            changes: Fields of the job, as YAML, that replace or add to those of the tiny job.
-            count: CPU cores of the machine.
-            job_text: The tiny job.
+            base: Folder for the state of the machines.
+            resolved: The run; all its regions have one store.
         """
-        self.base, self.name = base, name
-        self.state_dir = base / "state"
-        self.root = str(base / "store")
-        document = yaml.safe_load(job_text.format(samples_per_shard=samples_per_shard))
-        job = yaml.safe_dump({**document, **(yaml.safe_load(changes) or {})})
-        self.resolved: ResolvedRun = resolve_run(job, CLUSTER.format(count=count), name, None, None, self.root)
-        create_run(self.resolved)
+        self.base, self.name, self.resolved = base, resolved.name, resolved
+        self.root = resolved.home_root
+        create_run(resolved)
+
+    @property
+    def control(self) -> str:
+        """Machine of the stages that only one machine does."""
+        return self.resolved.cluster.machines[0].name
+
+    def state_dir(self, machine: str | None = None) -> Path:
+        """Return the state directory of a machine; that of the first one without a name."""
+        return self.base / f"state-{machine or self.control}"
 
     @property
     def store(self) -> Store:
         return open_store(self.root)
 
-    def stage(self, stage: str, iteration: int, expected_exit: int = 0, **params: Any) -> StageResult:
+    def stage(
+        self, stage: str, iteration: int, expected_exit: int = 0, machine: str | None = None, **params: Any
+    ) -> StageResult:
         """Run a stage in a fresh process and return its result."""
-        path = self.write_request(stage, iteration, **params)
+        path = self.write_request(stage, iteration, machine, **params)
         environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, "-m", "stages", stage, "--request", str(path)],
@@ -120,14 +138,15 @@ class HandRun:
         assert done.returncode == expected_exit, done.stderr[-4000:]
         return StageResult.model_validate_json((path.parent / "result.json").read_bytes())
 
-    def write_request(self, stage: str, iteration: int, **params: Any) -> Path:
-        """Write the request of a new attempt at a stage; return its path."""
-        jobs = self.state_dir / "jobs" / self.name / f"{iteration:06d}" / stage
+    def write_request(self, stage: str, iteration: int, machine: str | None = None, **params: Any) -> Path:
+        """Write the request of a new attempt at a stage on a machine; return its path."""
+        machine = machine or self.control
+        jobs = self.state_dir(machine) / "jobs" / self.name / f"{iteration:06d}" / stage
         folder = jobs / f"attempt-{len(list(jobs.glob('attempt-*'))):03d}"
         folder.mkdir(parents=True)
         request = {
-            "stage": stage, "run": self.name, "iteration": iteration, "root": self.root, "machine": "local",
-            "state_dir": str(self.state_dir), "attempt": f"{stage}-{iteration}-{folder.name}", "params": params,
+            "stage": stage, "run": self.name, "iteration": iteration, "root": self.root, "machine": machine,
+            "state_dir": str(self.state_dir(machine)), "attempt": f"{stage}-{iteration}-{folder.name}", "params": params,
             "deadline_s": 3000.0,
         }  # fmt: skip
         (folder / "request.json").write_text(json.dumps(request))
@@ -146,21 +165,29 @@ class HandRun:
     def _run_all(self, stages: Sequence[tuple[str, int]]) -> None:
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
         for stage, iteration in stages:
-            path = self.write_request(stage, iteration, **({"region": "here"} if stage == "weight_sync" else {}))
-            code = run_request(StageName(stage), path, Clock())
+            code = self.run_here(stage, iteration)[0]
             if code:
                 os._exit(code)
         os._exit(0)
+
+    def run_here(self, stage: str, iteration: int, machine: str | None = None) -> tuple[int, StageResult]:
+        """Run a stage in this process; return its exit code and result."""
+        path = self.write_request(stage, iteration, machine, **self._params(stage))
+        code = run_request(StageName(stage), path, Clock())
+        return code, StageResult.model_validate_json((path.parent / "result.json").read_bytes())
+
+    def _params(self, stage: str) -> dict[str, str]:
+        return {"region": self.resolved.home_region} if stage == "weight_sync" else {}
 
     def iteration(self, k: int) -> dict[str, StageResult]:
         """Run all stages of an iteration."""
         results: dict[str, StageResult] = {}
         for name in PPO_ITERATION if self.resolved.job.ppo is not None else ITERATION:
-            results[name] = self.stage(name, k, **({"region": "here"} if name == "weight_sync" else {}))
+            results[name] = self.stage(name, k, **self._params(name))
             if name == "plan" and k == 0:
                 results["prepare"] = self.stage("prepare", k)
         return results
 
     def stop_engines(self) -> int:
-        """End the run's engines, as a reboot of the machine would."""
-        return EngineManager(self.state_dir).stop_all()
+        """End the run's engines, as a reboot of the machines would."""
+        return sum(EngineManager(self.state_dir(m.name)).stop_all() for m in self.resolved.cluster.machines)

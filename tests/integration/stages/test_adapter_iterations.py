@@ -16,7 +16,7 @@ from storage.policy_fetch import local_policy_folder
 from storage.rollout_schema import Family
 from storage.rollouts import read_rollouts
 from storage.verify import Severity, verify_run
-from tests.helpers.hand_run import HandRun
+from tests.helpers.hand_run import HandRun, tiny_run
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -26,7 +26,7 @@ LORA = "engines: {training: {name: accelerate, lora: {rank: 2, alpha: 4, target_
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandRun]:
     """Two iterations without interruption."""
-    run = HandRun(tmp_path_factory.mktemp("lora"), samples_per_shard=16, changes=LORA)
+    run = tiny_run(tmp_path_factory.mktemp("lora"), samples_per_shard=16, changes=LORA)
     try:
         for k in range(2):
             run.iteration(k)

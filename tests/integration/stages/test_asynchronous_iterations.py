@@ -15,7 +15,7 @@ from storage.rollout_schema import Family
 from storage.rollouts import read_rollouts
 from storage.runs import read_iteration
 from storage.sql import connect
-from tests.helpers.hand_run import HandRun
+from tests.helpers.hand_run import HandRun, tiny_run
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(3600)]
 
@@ -38,7 +38,7 @@ CONSUME = ("train", "commit_policy", "weight_sync", "evaluate")
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandRun]:
     """Four iterations; generation runs one ahead, beside training and evaluation."""
-    run = HandRun(tmp_path_factory.mktemp("async"), samples_per_shard=4, changes=JOB, count=2)
+    run = tiny_run(tmp_path_factory.mktemp("async"), samples_per_shard=4, changes=JOB, count=2)
     try:
         join(run.lane(*((stage, 0) for stage in ("plan", "prepare", *PRODUCE[1:]))))
         for k in range(4):
@@ -153,5 +153,5 @@ def test_stages_repeated_in_any_order_change_nothing(finished: HandRun) -> None:
 
 
 def test_one_generation_engine_served_all(finished: HandRun) -> None:
-    roles = sorted(record.launch.role for record in EngineManager(finished.state_dir).list())
+    roles = sorted(record.launch.role for record in EngineManager(finished.state_dir()).list())
     assert roles.count("generation") <= 1

@@ -14,7 +14,7 @@ from storage.policies import head_version, resolve_policy
 from storage.rollout_schema import Family, sample_seed
 from storage.rollouts import read_rollouts, shard_manifests
 from storage.runs import read_iteration
-from tests.helpers.hand_run import ITERATION, HandRun
+from tests.helpers.hand_run import ITERATION, HandRun, tiny_run
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandRun]:
     """Three iterations without interruption, two prompt groups per shard."""
-    run = HandRun(tmp_path_factory.mktemp("a"), samples_per_shard=8)
+    run = tiny_run(tmp_path_factory.mktemp("a"), samples_per_shard=8)
     try:
         for k in range(3):
             run.iteration(k)
@@ -95,7 +95,7 @@ def test_killed_engine_is_replaced_and_samples_the_same_tokens(finished: HandRun
     store, name = finished.store, finished.name
     before = shard_manifests(store, name, 2)
     store.delete(manifest_key(shard_folder(name, 2, "rollouts", 0)))
-    (engine,) = (r for r in EngineManager(finished.state_dir).list() if r.launch.role == "generation")
+    (engine,) = (r for r in EngineManager(finished.state_dir()).list() if r.launch.role == "generation")
     os.kill(engine.pid, signal.SIGKILL)
 
     result = finished.stage("generate", 2)
@@ -116,7 +116,7 @@ def test_other_shards_and_a_restart_give_the_same_run(
     finished: HandRun, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """C7, C23: one prompt group per shard, all engines ended before the last iteration: same rows, same policies."""
-    other = HandRun(tmp_path_factory.mktemp("b"), samples_per_shard=4)
+    other = tiny_run(tmp_path_factory.mktemp("b"), samples_per_shard=4)
     try:
         for k in range(2):
             other.iteration(k)

@@ -13,7 +13,7 @@ from storage.policies import head_version, resolve_policy
 from storage.rollout_schema import Family
 from storage.rollouts import read_rollouts
 from storage.runs import read_iteration
-from tests.helpers.hand_run import PPO_ITERATION, TINY_PPO_JOB, HandRun
+from tests.helpers.hand_run import PPO_ITERATION, TINY_PPO_JOB, HandRun, tiny_run
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandRun]:
     """One whole iteration; the tests below go on from it, in order."""
-    run = HandRun(tmp_path_factory.mktemp("ppo"), samples_per_shard=8, job_text=TINY_PPO_JOB)
+    run = tiny_run(tmp_path_factory.mktemp("ppo"), samples_per_shard=8, job_text=TINY_PPO_JOB)
     try:
         run.iteration(0)
         yield run
@@ -105,4 +105,4 @@ def test_finished_stage_of_a_committed_iteration_finds_its_work(run: HandRun) ->
 
 
 def test_work_folders_are_left_clean(run: HandRun) -> None:
-    assert list(Path(run.state_dir / "work" / run.name).rglob("*.safetensors")) == []
+    assert list(Path(run.state_dir() / "work" / run.name).rglob("*.safetensors")) == []

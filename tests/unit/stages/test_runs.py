@@ -38,6 +38,18 @@ def test_resolve_reports_faults_of_both_files_and_arguments(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
+def test_compute_type_for_a_machine_that_the_cluster_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    changed = JOB.replace("dtype: fp32", "dtype: fp32, dtype_on: {local: bf16, cpu: bf16, lokal: bf16, V100: fp32}")
+    assert changed != JOB
+    with pytest.raises(SpecFaultsError) as caught:
+        resolve(tmp_path, job=changed)
+    assert caught.value.faults == [
+        f"job file: engines.generation.dtype_on names {name!r}, but the cluster has no machine and no GPU type of that "
+        "name; write one of local, cpu."
+        for name in ("lokal", "V100")
+    ]
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -1,0 +1,1 @@
+"""Learning curves of whole runs over seeds."""
