@@ -87,3 +87,7 @@ class SpecFaultsError(StageError, ValueError):
         self.faults = list(faults)
         listing = "".join(f"\n  - {fault}" for fault in self.faults)
         super().__init__(f"{source} has {len(self.faults)} fault(s):{listing}", source=source, faults=self.faults)
+
+    def __reduce__(self) -> tuple[type[SpecFaultsError], tuple[str, list[str]]]:
+        """Go to another process whole; exceptions are made again from their message alone otherwise."""
+        return type(self), (self.source, self.faults)

@@ -103,9 +103,8 @@ def report(study: Study, runs: list[dict[str, Any]]) -> str:
                  if name == arm.name and (first, seed) in last]  # fmt: skip
         if len(pairs) > 1:
             error = statistics.stdev(pairs) / len(pairs) ** 0.5
-            lines.append(
-                f"\n{arm.name} against {first}, {len(pairs)} seeds: score {statistics.fmean(pairs):+.3f} +- {error:.3f}."
-            )
+            gap = f"{statistics.fmean(pairs):+.3f} +- {error:.3f}"
+            lines.append(f"\n{arm.name} against {first}, {len(pairs)} seeds: score {gap}.")
     return "\n".join(lines)
 
 

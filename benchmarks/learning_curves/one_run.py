@@ -95,7 +95,7 @@ def gap_by_machine(run: ResolvedRun) -> dict[str, float]:
     """
     with connect(open_store(run.home_root), run.name) as sql:
         rows = sql.sql(
-            "SELECT machine, avg(logprob_gap_max) FROM completions WHERE split = 'train' AND logprob_gap_max IS NOT NULL "
-            "GROUP BY 1 ORDER BY 1"
+            "SELECT machine, avg(logprob_gap_max) FROM completions "
+            "WHERE split = 'train' AND logprob_gap_max IS NOT NULL GROUP BY 1 ORDER BY 1"
         ).fetchall()
     return {str(machine): float(gap) for machine, gap in rows}

@@ -27,8 +27,7 @@ name: two-machines
 machines:
   - {name: first, region: here, gpu: cpu, count: 1}
   - {name: second, region: here, gpu: cpu, count: 1}
-links:
-  zones: [{between: [here, here], latency_ms: 0.1, bandwidth_gbps: 10}]
+links: {same_zone: {latency_ms: 0.1, bandwidth_gbps: 10}}
 """
 
 BF16_GAP: Final = 0.1

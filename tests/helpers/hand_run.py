@@ -146,8 +146,8 @@ class HandRun:
         folder.mkdir(parents=True)
         request = {
             "stage": stage, "run": self.name, "iteration": iteration, "root": self.root, "machine": machine,
-            "state_dir": str(self.state_dir(machine)), "attempt": f"{stage}-{iteration}-{folder.name}", "params": params,
-            "deadline_s": 3000.0,
+            "state_dir": str(self.state_dir(machine)), "attempt": f"{stage}-{iteration}-{folder.name}",
+            "params": params, "deadline_s": 3000.0,
         }  # fmt: skip
         (folder / "request.json").write_text(json.dumps(request))
         return folder / "request.json"

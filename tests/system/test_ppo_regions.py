@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from plans.plan import Plan
 from plans.workflow import RlTask
@@ -90,7 +91,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     pytest.importorskip("s3fs", reason="the s3 extra is not installed")
     folder = tmp_path_factory.mktemp(request.param)
     given = with_first_model(TINY, folder / "first") if request.param == "tiny" else EXAMPLE / "job.yaml"
-    job_file = runnable_job(given, folder)
+    job_file = runnable_job(keeping_all_versions(given, folder), folder)
     job = load_training_job(job_file.read_text(), str(job_file))
     with standing_regions(folder, CLUSTER) as layout:
         files = [f"--cluster={CLUSTER}", f"--job={job_file}"]
@@ -104,6 +105,16 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         found.outcome = motley(layout, layout.home, "resume", RUN)
         found.verified = motley(layout, layout.home, "verify", RUN)
     return found
+
+
+def keeping_all_versions(given: Path, folder: Path) -> Path:
+    """Return a copy of a job whose policies and critics all stay, for the checks below to look at."""
+    document = yaml.safe_load(given.read_text(encoding="utf-8"))
+    kept = document["iterations"] + 1
+    document["storage"] |= {"keep_policies": kept, "keep_checkpoints": kept}
+    copy = folder / "job.yaml"
+    copy.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    return copy
 
 
 def busy_elsewhere(layout: Regions) -> tuple[Place, psutil.Process] | None:
