@@ -2,6 +2,7 @@
 
     python -m benchmarks.learning_curves.compare --study ppo --seeds 0 1 2 3 4           # engines' environment
     python -m benchmarks.learning_curves.compare --study numerics --lanes 2              # two runs side by side
+    python -m benchmarks.learning_curves.compare --study numerics --arms fp32 mixed
     python -m benchmarks.learning_curves.compare --study ppo --iterations 2 --out /tmp/x  # to see that it works
 
 Results are written after every run; runs that the result file already has are kept, so that an interrupted comparison
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--study", choices=sorted(STUDIES), required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--arms", nargs="+", help="arms of the study; all without it")
     parser.add_argument("--lanes", type=int, default=1, help="runs side by side")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser
@@ -65,7 +67,8 @@ def _missing(
         futures = []
         for seed in arguments.seeds:
             for arm in study.arms:
-                if (arm.name, seed, arguments.iterations) not in known:
+                is_wanted = arguments.arms is None or arm.name in arguments.arms
+                if is_wanted and (arm.name, seed, arguments.iterations) not in known:
                     own = Path(folder, f"{arm.name}-{seed}")
                     own.mkdir()
                     futures.append(pool.submit(_measure, study.name, arm.name, seed, arguments.iterations, own))
