@@ -96,7 +96,7 @@ def load_critic(context: StageContext, engine: RemoteEngine, critic: Critic, *, 
         context.log("load", role="critic", version=critic.version)
         engine.load_checkpoint(model_dir, trainer_dir if is_for_training else None, critic.version, critic.weights_hash)
         try:
-            _check(record, engine, context.job.limits.canary_max_logprob_gap)
+            _check(record, engine, context.job.canary_max_gap)
         except WeightMismatchError:
             context.engines.discard(engine)
             raise

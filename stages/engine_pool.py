@@ -338,7 +338,7 @@ class EnginePool:
         try:
             is_urgent = context.job.asynchrony.partial_rollouts
             engine.load_weights(files.directory, policy.version, policy.weights_hash, files.base, is_urgent=is_urgent)
-            self._prove(engine, policy, context.job.limits.canary_max_logprob_gap)
+            self._prove(engine, policy, context.job.canary_max_gap)
         except WeightMismatchError:
             self.discard(engine)
             raise

@@ -204,7 +204,7 @@ def load_version(context: StageContext, engine: RemoteEngine, policy: Policy, da
             files.directory, checkpoint_directory(context, checkpoint), policy.version, policy.weights_hash, files.base
         )
         try:
-            gap = context.job.limits.canary_max_logprob_gap
+            gap = context.job.canary_max_gap
             check_canary(record, engine.score(record.rows), max_gap=gap, engine=engine.record.describe())
         except WeightMismatchError:
             context.engines.discard(engine)

@@ -30,9 +30,6 @@ machines:
 links: {same_zone: {latency_ms: 0.1, bandwidth_gbps: 10}}
 """
 
-BF16_GAP: Final = 0.1
-"""Largest mean gap in nats between engine and trainer on the canary rows where one of them computes in bf16."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
@@ -86,7 +83,6 @@ def _example(name: str) -> dict[str, Any]:
 def _numerics(name: str, generation: Mapping[str, Any]) -> Arm:
     job = _example("quickstart")
     job["engines"]["generation"] |= generation
-    job["limits"] = {"canary_max_logprob_gap": BF16_GAP}
     return Arm(name=name, job=job, cluster=TWO_MACHINES, plan=generation_on_both)
 
 

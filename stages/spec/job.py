@@ -42,6 +42,10 @@ from stages.spec.rules import cross_section_faults
 from stages.spec.section import Section
 from stages.spec.source import Source
 
+_FP32_GAP = 0.01
+_BF16_GAP = 0.1
+"""Nats."""
+
 #: Sections that change neither what is sampled nor what is learned: a run may be continued with other values.
 _OPERATIONAL = frozenset({"evaluation", "limits", "metrics", "profile", "replan", "storage"})
 
@@ -146,6 +150,16 @@ class TrainingJob(ExecutionSections):
         """The reward model; None where rules alone reward."""
         reward = self.planner.models.reward
         return reward if isinstance(reward, ModelSpec) else None
+
+    @property
+    def canary_max_gap(self) -> float:
+        """Largest gap in nats that the canary allows, the default for the job's numeric types written out."""
+        limit, engines = self.limits.canary_max_logprob_gap, self.engines
+        if limit is not None:
+            return limit
+        sampling = (engines.generation.dtype, *engines.generation.dtype_on.values())
+        training = (self.planner.training.precision.value, engines.training.options.get("serving_dtype") or "fp32")
+        return _FP32_GAP if {*sampling, *training} == {"fp32"} else _BF16_GAP
 
     @cached_property
     def fingerprint(self) -> str:

@@ -5,6 +5,8 @@ The planner places the six tasks. `tiny` is seconds an iteration; `smollm2` is t
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ import yaml
 
 from plans.plan import Plan
 from plans.workflow import RlTask
+from plugins.iteration_dag import RETRIES
 from scripts.regions.airflow import machine_at, motley, processes_at, start_worker, wait_for_workers
 from scripts.regions.crossings import store_of
 from scripts.regions.example import EXAMPLES, runnable_job, standing_regions
@@ -97,7 +100,11 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         files = [f"--cluster={CLUSTER}", f"--job={job_file}"]
         motley(layout, layout.home, "run", "--name", RUN, *files, "--detach")
         found = Run(folder, job, layout, struck="")
-        place, stage = until(lambda: busy_elsewhere(layout), f"work of iteration {STRUCK} elsewhere", 3000.0, 0.3)
+        looks = itertools.count(1)
+        place, stage = until(
+            lambda: (next(looks) % 100 or demand_progress(folder)) and busy_elsewhere(layout),
+            f"work of iteration {STRUCK} elsewhere", 3000.0, 0.3,
+        )  # fmt: skip
         found.struck = machine_at(CLUSTER, place)
         found.killed = kill([stage]) + kill(processes_at(layout, place))
         found.layout = start_worker(layout, folder, CLUSTER, place)
@@ -125,6 +132,16 @@ def busy_elsewhere(layout: Regions) -> tuple[Place, psutil.Process] | None:
             if "--request" in line and f"/{RUN}/{STRUCK:06d}/" in line:
                 return place, process
     return None
+
+
+def demand_progress(folder: Path) -> bool:
+    """Fail with the reason once a stage has failed as often as Airflow tries it; a run waits for nobody then."""
+    failures: dict[Path, list[str]] = defaultdict(list)
+    for file in folder.glob(f"*/motley/**/jobs/{RUN}/*/*/*/attempt-*/result.json"):
+        if (error := StageResult.model_validate_json(file.read_bytes()).error) is not None:
+            failures[file.parents[1]].append(error.message)
+    assert all(len(messages) <= RETRIES for messages in failures.values()), failures
+    return True
 
 
 def attempts(run: Run, iteration: int) -> Iterator[StageAttempt]:
