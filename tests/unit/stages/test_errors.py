@@ -19,11 +19,11 @@ PLAIN = [
 @pytest.mark.parametrize("kind", PLAIN)
 def test_error_is_read_back_with_message_and_facts(kind: type[StageError]) -> None:
     error = kind("what, where and why", run="r", iteration=3)
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - of this test
+    again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), vars(again)) == (kind, str(error), vars(error))
 
 
 def test_faults_of_a_job_are_read_back_one_by_one() -> None:
     error = SpecFaultsError("job.yaml", ["a is 1", "b is 2"])
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - of this test
+    again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.faults) == (SpecFaultsError, str(error), error.faults)
