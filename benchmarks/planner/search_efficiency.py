@@ -95,7 +95,8 @@ def _write(arguments: argparse.Namespace, runs: list[dict[str, Any]], budgets: l
         columns,
         [(name, counts[name], searched[name], *(points[b] for b in budgets)) for name, points in medians.items()],
     )
-    settings = {key: str(value) for key, value in vars(arguments).items()} | {"clock": "processor seconds"}
+    given = {key: str(value) for key, value in vars(arguments).items() if key != "out"}
+    settings = given | {"clock": "processor seconds"}
     name = _name(arguments)
     data = {"runs": runs, "medians": _json_keys(medians)}
     folder = write_result(name, settings, data, table, out=arguments.out)
