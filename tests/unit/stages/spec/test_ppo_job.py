@@ -39,7 +39,8 @@ def test_ppo_section_gives_policy_loss_steps_and_reference() -> None:
     job = example()
     assert (job.grpo.loss, job.grpo.kl.weight, job.kl.weight) == ("ppo", 0.0, 0.02)
     assert job.needs_reference
-    assert job.planner.training.updates_per_iteration == job.optimizer_steps_per_iteration == 8
+    # 8 mini-batches in each of 4 epochs.
+    assert job.planner.training.updates_per_iteration == job.optimizer_steps_per_iteration == 32
 
 
 def test_ppo_job_survives_its_own_document() -> None:
