@@ -125,11 +125,9 @@ class HandRun:
     def store(self) -> Store:
         return open_store(self.root)
 
-    def stage(
-        self, stage: str, iteration: int, expected_exit: int = 0, machine: str | None = None, **params: Any
-    ) -> StageResult:
+    def stage(self, stage: str, iteration: int, expected_exit: int = 0, **params: Any) -> StageResult:
         """Run a stage in a fresh process and return its result."""
-        path = self.write_request(stage, iteration, machine, **params)
+        path = self.write_request(stage, iteration, **params)
         environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, "-m", "stages", stage, "--request", str(path)],
