@@ -55,9 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _missing(
-    arguments: argparse.Namespace, study: Study, known: set[tuple[str, int, int]]
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+def _missing(arguments: argparse.Namespace, study: Study, known: set[tuple[str, int, int]]) -> Iterator[dict[str, Any]]:
     """Yield the runs that are not known yet, as they end."""
     context = multiprocessing.get_context("spawn")
     with (

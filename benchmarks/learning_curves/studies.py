@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from plans.plan import PipelineStage, Plan, Replica, TaskGroup, TaskPlan
-from plans.workflow import RlTask, TaskKind, shape_of, workflow_of
+from plans.workflow import TaskKind, shape_of, workflow_of
 from stages.runs import ResolvedRun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -50,7 +50,7 @@ class Study:
 
     name: str
     arms: tuple[Arm, ...]
-    columns: tuple[str, ...] = field(default=())
+    columns: tuple[str, ...] = ()
     """Metrics of the iteration records that are shown beside reward and score."""
 
 
@@ -71,7 +71,7 @@ def generation_on_both(run: ResolvedRun) -> Plan:
             for gpu in gpus
         )
         tasks[task] = TaskPlan(dp=len(gpus), pp=1, tp=1, replicas=replicas)
-    group = TaskGroup(tasks=tuple(RlTask(task) for task in tasks), gpus=(first, second))
+    group = TaskGroup(tasks=tuple(tasks), gpus=(first, second))
     return Plan(method="by-hand", cluster=cluster.fingerprint, job=job.fingerprint, groups=(group,), tasks=tasks)
 
 
